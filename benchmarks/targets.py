@@ -43,7 +43,9 @@ def judge(command: list[str], run: Path) -> tuple[list[dict[str, Any]], list[int
     if not hits.exists():
         learning.train(command, run, learning.TRAINED, math.inf)
         hits.write_text(json.dumps(output([sys.executable, __file__, "--count", str(run)])))
-    return learning.read_lines(run / "metrics.jsonl"), json.loads(hits.read_text())
+    lines = learning.read_lines(run / "metrics.jsonl")
+    # Before an episode has ended, there is no return.
+    return [line for line in lines if learning.TRAINED in line], json.loads(hits.read_text())
 
 
 def row(seed: int, lines: list[dict[str, Any]], hits: list[int]) -> str:

@@ -10,7 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOKS = ("quickstart", "brax")
 VIEW = """
 from seedbed.viewer.background import BackgroundView
 from seedbed.viewer.live import make_view
@@ -46,8 +47,9 @@ def test_a_run_is_one_output_that_is_drawn_anew(tmp_path, monkeypatch):
     assert "".join(printed).strip() == "said by other code"
 
 
-def test_the_quickstart_keeps_no_outputs():
-    notebook = nbformat.read(QUICKSTART, 4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_keeps_no_outputs(name):
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
 
 
@@ -55,11 +57,25 @@ def test_the_quickstart_keeps_no_outputs():
 @pytest.mark.timeout(900)
 def test_the_quickstart_runs(tmp_path, monkeypatch):
     """With a tenth of the steps."""
-    notebook = nbformat.read(QUICKSTART, 4)
+    made = made_by("quickstart", 'train("ant"', 1_000_000, tmp_path, monkeypatch)
+    assert float(made[-1].data["text/plain"]) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_brax_s_arm_runs(tmp_path, monkeypatch):
+    made_by("brax", "train(name", 500_000, tmp_path, monkeypatch)
+
+
+def made_by(
+    name: str, call: str, steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[nbformat.NotebookNode]:
+    """Runs a notebook with fewer steps; returns what its cells show, with a picture and a page among it."""
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace('train("ant")', 'train("ant", steps=1_000_000)')
-    run(notebook, tmp_path, monkeypatch)
+        cell.source = cell.source.replace(f"{call})", f"{call}, steps={steps})")
+    run(notebook, folder, monkeypatch)
     made = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in made)
     assert any("<iframe srcdoc" in output.get("data", {}).get("text/html", "") for output in made)
-    assert float(made[-1].data["text/plain"]) > 100
+    return made

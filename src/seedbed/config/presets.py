@@ -310,7 +310,7 @@ def pendulum_apg() -> TrainConfig:
         learning_rate=5e-3,
         value_learning_rate=5e-3,
     )
-    return TrainConfig(Pendulum(), agent, FusedConfig(steps=120_000))
+    return TrainConfig(Pendulum(), agent, FusedConfig(steps=160_000))
 
 
 def inverted_double_pendulum_apg() -> TrainConfig:
