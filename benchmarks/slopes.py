@@ -1,7 +1,7 @@
 """Compares the derivative of a return through the physics with what a change of the policy brings.
 
-For a few tasks with an untrained policy: windows of 16 steps after 112 steps of play, with the same noise
-before and after. The policy's weights move along random directions, by so much that its mean actions change
+For a few tasks with an untrained policy: windows of 4 and of 16 steps after 112 steps of play, with the same
+noise before and after. The policy's weights move along random directions, by so much that its mean actions change
 by a given root mean square, and the change of the return is compared with what the derivative says.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 from pathlib import Path
@@ -32,13 +33,13 @@ from seedbed.types import Trajectory
 RESULT = Path(__file__).parent / "results" / "slopes.json"
 TASKS = ("pendulum", "inverted_double_pendulum", "half_cheetah", "hopper", "ant")
 SIZES = (0.001, 0.01, 0.1)
-WINDOW, SETTLING, DIRECTIONS = 16, 7, 32
+WINDOWS, SETTLING, DIRECTIONS = (4, 16), 112, 32
 
 
-def compared(task: str, envs: int) -> list[dict[str, Any]]:
+def compared(task: str, window: int, envs: int) -> list[dict[str, Any]]:
     """Returns for each size of change how well the derivative predicts what it brings."""
     agent = Apg(
-        unroll=WINDOW,
+        unroll=window,
         batch=envs,
         entropy_cost=0.0,
         normalise_observations=False,
@@ -62,7 +63,7 @@ def compared(task: str, envs: int) -> list[dict[str, Any]]:
 
     policy, _ = separate_networks(carry.learner.params.weights)
     settle = jax.jit(lambda carry: played(carry, policy)[2]._replace(learner=carry.learner))
-    for _ in range(SETTLING):
+    for _ in range(SETTLING // window):
         carry = settle(carry)
     flat, unravel = ravel_pytree(policy)
 
@@ -102,6 +103,7 @@ def compared(task: str, envs: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "task": task,
+                "window": window,
                 "size": size,
                 "correlation": float(np.corrcoef(told, found)[0, 1]),
                 # Of the line through 0 from what the derivative says to what came of the change.
@@ -117,15 +119,16 @@ def main() -> None:
     """Compares, prints and saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=TASKS)
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS)
     parser.add_argument("--envs", type=int, default=4096)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for task in args.tasks:
-        rows += compared(task, args.envs)
+    for task, window in itertools.product(args.tasks, args.windows):
+        rows += compared(task, window, args.envs)
         for row in rows[-len(SIZES) :]:
             print(
-                f"{row['task']}: actions change by {row['size']:g}: correlation {row['correlation']:.2f}, "
+                f"{row['task']}, {row['window']} steps: actions change by {row['size']:g}: correlation {row['correlation']:.2f}, "
                 f"{row['share']:.2f} of what the derivative says",
                 flush=True,
             )

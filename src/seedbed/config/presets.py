@@ -148,7 +148,7 @@ def fetch_ppo() -> TrainConfig:
 
     return on_device_ppo(
         Fetch(),
-        40_000_000,
+        25_000_000,
         unroll=32,
         batch=256,
         gamma=0.995,
