@@ -1,8 +1,8 @@
 """Compares the derivative of a return through the physics with what a change of the policy brings.
 
 For a few tasks with an untrained policy: windows of 4 and of 16 steps after 112 steps of play, with the same
-noise before and after. The policy's weights move along random directions, by so much that its mean actions change
-by a given root mean square, and the change of the return is compared with what the derivative says.
+noise before and after. The policy's weights move along random directions, by so much that its mean actions
+change by a given root mean square, and the change of the return is compared with what the derivative says.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def main() -> None:
         rows += compared(task, window, args.envs)
         for row in rows[-len(SIZES) :]:
             print(
-                f"{row['task']}, {row['window']} steps: actions change by {row['size']:g}: correlation {row['correlation']:.2f}, "
-                f"{row['share']:.2f} of what the derivative says",
+                f"{row['task']}, {row['window']} steps: actions change by {row['size']:g}: "
+                f"correlation {row['correlation']:.2f}, {row['share']:.2f} of what the derivative says",
                 flush=True,
             )
         machine = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))}
