@@ -11,15 +11,35 @@ from collections.abc import Callable
 from typing import Any
 
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.device_presets import (
+    ant_apg,
+    ant_ppo,
+    cartpole_dqn,
+    cartpole_ppo,
+    cartpole_vmpo,
+    fetch_ppo,
+    half_cheetah_ars,
+    half_cheetah_es,
+    half_cheetah_ppo,
+    half_cheetah_sac,
+    hopper_ppo,
+    humanoid_ppo,
+    inverted_double_pendulum_apg,
+    inverted_double_pendulum_ppo,
+    inverted_pendulum_ppo,
+    pendulum_apg,
+    reacher_ppo,
+    ur5e_ppo,
+    walker2d_ppo,
+)
 from seedbed.config.recipes import (
     atari_dqn,
     atari_impala,
     atari_r2d2,
-    on_device_ppo,
 )
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
-from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
+from seedbed.run.options import CentralConfig, ParamServerConfig
 
 
 def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> TrainConfig:
@@ -73,166 +93,6 @@ def cartpole_impala() -> TrainConfig:
         max_gradient_norm=64.0,
     )
     return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=600_000, evaluate_every=0))
-
-
-def ant_ppo() -> TrainConfig:
-    """Ant-v5 on our own physics with PPO (observes 27 of 105 numbers: no contact forces)."""
-    from seedbed.envs.device.locomotion.ant import Ant
-
-    return on_device_ppo(Ant(include_cfrc_ext_in_observation=False), 8_500_000, euler_share=0.8)
-
-
-def half_cheetah_ppo() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
-
-    return on_device_ppo(HalfCheetah(), 4_000_000)
-
-
-def hopper_ppo() -> TrainConfig:
-    """Hopper-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.hopper import Hopper
-
-    return on_device_ppo(
-        Hopper(),
-        8_000_000,
-        unroll=32,
-        minibatches=8,
-        gamma=0.995,
-        learning_rate=1e-3,
-        initial_scale=1.0,
-        least_scale=0.3,
-    )
-
-
-def walker2d_ppo() -> TrainConfig:
-    """Walker2d-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.walker2d import Walker2d
-
-    return on_device_ppo(Walker2d(), 8_000_000)
-
-
-def humanoid_ppo() -> TrainConfig:
-    """Humanoid-v5 on our own physics with PPO (observes 45 of 348 numbers: joints only)."""
-    from seedbed.envs.device.locomotion.humanoid import Humanoid
-
-    env = Humanoid(
-        include_cinert_in_observation=False,
-        include_cvel_in_observation=False,
-        include_qfrc_actuator_in_observation=False,
-        include_cfrc_ext_in_observation=False,
-    )
-    # Scales are shares of an action's bounds, which are 0.4 here and 1 elsewhere.
-    return on_device_ppo(env, 12_000_000, euler_share=0.9, initial_scale=1.0, least_scale=0.3)
-
-
-def reacher_ppo() -> TrainConfig:
-    """Reacher-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.reacher import Reacher
-
-    return on_device_ppo(Reacher(), 4_000_000, gamma=0.97, reward_scale=1.0)
-
-
-def ur5e_ppo() -> TrainConfig:
-    """Brax's Ur5e on our own physics with PPO."""
-    from seedbed.envs.device.targets.ur5e import Ur5e
-
-    return on_device_ppo(
-        Ur5e(), 20_000_000, gamma=0.98, reward_scale=10.0, entropy_cost=0.002, learning_rate=1e-3
-    )
-
-
-def fetch_ppo() -> TrainConfig:
-    """Brax's Fetch on our own physics with PPO."""
-    from seedbed.envs.device.targets.fetch import Fetch
-
-    return on_device_ppo(
-        Fetch(),
-        25_000_000,
-        unroll=32,
-        batch=256,
-        gamma=0.995,
-        hidden_sizes=(128, 128),
-        value_sizes=(128, 128),
-        activation="swish",
-        reward_scale=5.0,
-        learning_rate=1e-3,
-        initial_scale=0.6,
-    )
-
-
-def inverted_pendulum_ppo() -> TrainConfig:
-    """InvertedPendulum-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
-
-    return on_device_ppo(InvertedPendulum(), 500_000)
-
-
-def inverted_double_pendulum_ppo() -> TrainConfig:
-    """InvertedDoublePendulum-v5 on our own physics with PPO."""
-    from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-
-    return on_device_ppo(InvertedDoublePendulum(), 1_000_000)
-
-
-def cartpole_ppo() -> TrainConfig:
-    """CartPole on the device with PPO."""
-    from seedbed.agents.ppo import Ppo
-    from seedbed.envs.device.classic.cartpole import CartPole
-
-    agent = Ppo(
-        unroll=32,
-        batch=64,
-        epochs=3,
-        minibatches=2,
-        normalise_observations=True,
-        activation="tanh",
-        reward_scale=0.1,
-        learning_rate=1e-3,
-    )
-    return TrainConfig(CartPole(), agent, FusedConfig(steps=300_000))
-
-
-def cartpole_vmpo() -> TrainConfig:
-    """CartPole on the device with V-MPO."""
-    from seedbed.agents.vmpo import Vmpo
-    from seedbed.envs.device.classic.cartpole import CartPole
-
-    agent = Vmpo(
-        unroll=32,
-        batch=64,
-        epochs=3,
-        minibatches=2,
-        trace_decay=0.95,
-        normalise_observations=True,
-        normalise_returns=True,
-        activation="tanh",
-        kl_bound=0.03,
-        learning_rate=1e-3,
-    )
-    return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
-
-
-def cartpole_dqn() -> TrainConfig:
-    """CartPole on the device with double DQN."""
-    from seedbed.agents.dqn import Dqn
-    from seedbed.envs.device.classic.cartpole import CartPole
-
-    agent = Dqn(
-        hidden_sizes=(128, 128),
-        activation="tanh",
-        batch=256,
-        capacity=100_000,
-        min_size=1_000,
-        ratio=8.0,
-        n_step=5,
-        error_clip=0.0,
-        target_period=250,
-        learning_rate=5e-4,
-        adam_epsilon=1e-8,
-        max_gradient_norm=100.0,
-    )
-    return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
 
 
 def cartpole_gorila() -> TrainConfig:
@@ -296,62 +156,6 @@ def _many_learners(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, runtime=options)
 
 
-def pendulum_apg() -> TrainConfig:
-    """Pendulum-v1 on the device with APG."""
-    from seedbed.agents.apg import Apg
-    from seedbed.envs.device.classic.pendulum import Pendulum
-
-    agent = Apg(
-        batch=8,
-        gamma=0.97,
-        entropy_cost=0.01,
-        initial_scale=1.5,
-        least_scale=0.2,
-        learning_rate=5e-3,
-        value_learning_rate=5e-3,
-    )
-    return TrainConfig(Pendulum(), agent, FusedConfig(steps=160_000))
-
-
-def inverted_double_pendulum_apg() -> TrainConfig:
-    """InvertedDoublePendulum-v5 on our own physics with APG."""
-    from seedbed.agents.apg import Apg
-    from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-
-    agent = Apg(
-        trace_decay=0.9,
-        least_scale=0.2,
-        epochs=16,
-        learning_rate=5e-3,
-        value_learning_rate=5e-3,
-    )
-    return TrainConfig(InvertedDoublePendulum(), agent, FusedConfig(steps=190_000))
-
-
-def half_cheetah_ars() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with ARS (V2-t, a linear policy)."""
-    from seedbed.agents.ars import Ars
-    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
-
-    return TrainConfig(HalfCheetah(), Ars(batch=32, noise=0.05), FusedConfig(steps=1_700_000))
-
-
-def half_cheetah_es() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with ES."""
-    from seedbed.agents.es import Es
-    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
-
-    return TrainConfig(HalfCheetah(), Es(), FusedConfig(steps=2_900_000))
-
-
-def half_cheetah_sac() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with SAC (one update for every two steps)."""
-    from seedbed.agents.sac import Sac
-    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
-
-    return TrainConfig(HalfCheetah(), Sac(ratio=128.0), FusedConfig(steps=250_000))
-
-
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
     "pong/impala-deep": pong_impala_deep,
@@ -365,6 +169,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "cartpole/dqn": cartpole_dqn,
     "cartpole/gorila": cartpole_gorila,
     "ant/ppo": ant_ppo,
+    "ant/apg": ant_apg,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
     "half_cheetah/ars": half_cheetah_ars,
