@@ -22,8 +22,8 @@ from _training import output
 EPISODES, SECONDS = 20, 10.0
 REMARK = (
     f"Speeds are along x over {SECONDS:g} s in Gymnasium's task, which is MuJoCo's C code, of {EPISODES} "
-    "episodes with the newest checkpoint, without noise; a fall ends an episode, and what it had walked counts. "
-    "The curve is of the return in training, with noise."
+    "episodes with the newest checkpoint, without noise; a fall ends an episode, and what it had walked "
+    "counts. The curve is of the return in training, with noise."
 )
 
 
