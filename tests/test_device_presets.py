@@ -109,7 +109,7 @@ def test_another_agent_in_an_on_device_environment():
 def test_an_environment_of_ones_own():
     config = train_config("test_device_presets:Mine")
     assert config.env == Mine() and config.name == "test_device_presets:Mine/ppo"
-    assert config.agent == train_config("pendulum").agent == on_device_ppo(Mine()).agent
+    assert config.agent == train_config("swimmer").agent == on_device_ppo(Mine()).agent
     assert isinstance(config.runtime, FusedConfig)
     assert round_trip(config) == config
     assert train_config("test_device_presets:host_factory").env == FactoryEnv(

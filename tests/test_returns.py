@@ -213,7 +213,6 @@ def test_targets_carry_no_gradient():
         result = returns.vtrace(v[:-1], v[1:], ones, ones, ones, ones)
         others = (
             returns.generalised_advantages(v[:-1], v[1:], ones, ones, ones),
-            returns.lambda_returns(v[1:], ones, ones, ones),
             returns.n_step_returns(v[1:], ones, ones, ones, 3),
         )
         return sum(x.sum() for x in (*result, *others))

@@ -19,7 +19,7 @@ def ant_ppo() -> TrainConfig:
 
 
 def ant_apg() -> TrainConfig:
-    """Ant-v5 on our own physics with APG and Euler's integrator (observes 27 of 105 numbers)."""
+    """Ant-v5 on our own physics with APG (observes 27 of 105 numbers: no contact forces)."""
     from seedbed.agents.apg import Apg
     from seedbed.envs.device.locomotion.ant import Ant
 
@@ -35,8 +35,8 @@ def ant_apg() -> TrainConfig:
         value_learning_rate=1e-3,
         max_action_slope=0.3,
     )
-    env = Ant(include_cfrc_ext_in_observation=False, integrator="euler")
-    return TrainConfig(env, agent, FusedConfig(steps=5_000_000))
+    env = Ant(include_cfrc_ext_in_observation=False)
+    return TrainConfig(env, agent, FusedConfig(steps=5_000_000, euler_share=1.0))
 
 
 def half_cheetah_ppo() -> TrainConfig:
@@ -96,25 +96,6 @@ def ur5e_ppo() -> TrainConfig:
 
     return on_device_ppo(
         Ur5e(), 20_000_000, gamma=0.98, reward_scale=10.0, entropy_cost=0.002, learning_rate=1e-3
-    )
-
-
-def fetch_ppo() -> TrainConfig:
-    """Brax's Fetch on our own physics with PPO."""
-    from seedbed.envs.device.targets.fetch import Fetch
-
-    return on_device_ppo(
-        Fetch(),
-        25_000_000,
-        unroll=32,
-        batch=256,
-        gamma=0.995,
-        hidden_sizes=(128, 128),
-        value_sizes=(128, 128),
-        activation="swish",
-        reward_scale=5.0,
-        learning_rate=1e-3,
-        initial_scale=0.6,
     )
 
 

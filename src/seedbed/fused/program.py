@@ -161,7 +161,10 @@ class Program:
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
         ) -> tuple[Carry, Array]:
             varied = _varied(self.agent, options)
-            move = rollout.moves(self.env, self._euler_env, use_euler)
+            env, euler_env = self.env, self._euler_env
+            if euler_env is not None and self.config.euler_share == 1:
+                env, euler_env = euler_env, None  # the own step is not compiled
+            move = rollout.moves(env, euler_env, use_euler)
             carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
             packed, self._unpack = _packed(report)
             return carry, packed

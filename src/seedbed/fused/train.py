@@ -42,10 +42,8 @@ def train(
         program = Program(env, agent, config)
         fused = _restored(program, session)
         if program.euler_steps:
-            view.message(
-                f"training with Euler's integrator for {program.euler_steps:,} steps, then with the "
-                "environment's own"
-            )
+            some = f" for {program.euler_steps:,} steps, then with the environment's own"
+            view.message(f"training with Euler's integrator{some * (config.euler_share < 1)}")
         view.message("compiling")
         program.compile(fused.carry)
         return session.train(fused)
