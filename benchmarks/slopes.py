@@ -105,6 +105,7 @@ def compared(task: str, window: int, envs: int) -> list[dict[str, Any]]:
                 "task": task,
                 "window": window,
                 "size": size,
+                "per_mille": round(1000 * size),
                 "correlation": float(np.corrcoef(told, found)[0, 1]),
                 # Of the line through 0 from what the derivative says to what came of the change.
                 "share": float(told @ found / (told @ told)),

@@ -424,6 +424,16 @@ def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_
 
 
 @pytest.mark.slow
+def test_a_run_may_be_euler_s_to_its_end_and_is_judged_with_the_own(run_folder, capsys):
+    summary = train(run_folder, Falling(), euler_share=1.0)
+    assert summary["evaluation/episode_return_mean"] == 10
+    told = capsys.readouterr().out
+    assert "training with Euler's integrator\n" in told
+    _, carry, _ = run_program(Falling("euler"), TINY, 6, steps=640)
+    same(saved(run_folder)[1].learner.params, jax.device_get(carry.learner.params))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"seeds": 2}, {"devices": (0, 1)}], ids=str)
 def test_populations_and_devices_change_the_integrator_too(options):
     program, carry, _ = run_program(Falling(), TINY, 1, steps=640, euler_share=0.5, **options)

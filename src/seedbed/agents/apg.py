@@ -16,7 +16,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params, Sums, clipped
+from seedbed.agents.base import Gradient, Params, Sums, clipped, stepped
 from seedbed.nets.policy import ActivationName, join_networks, separate_networks
 from seedbed.ops import losses, returns
 from seedbed.types import (
@@ -236,9 +236,8 @@ class Apg(ActorCriticAgent):
         self, state: LearnerState, rate: float, weights: Tree, grads: Tree, moments: Tree
     ) -> tuple[Tree, Tree]:
         """Returns weights after a step of Adam, and its moments."""
-        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
         changes, moments = self._optimizer().update(grads, moments)
-        return jax.tree.map(lambda x, change: x - rate * left * change, weights, changes), moments
+        return stepped(state, weights, changes, rate, self.learning_rate_decay), moments
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.scale_by_adam()

@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent
-from seedbed.agents.base import Gradient, OffPolicyAgent, Params
+from seedbed.agents.base import Gradient, OffPolicyAgent, Params, stepped
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
@@ -127,9 +127,9 @@ class Awr(ActorCriticAgent, OffPolicyAgent):
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient without checking it."""
         changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
-        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
-        rate = jnp.float32(self.learning_rate) * left
-        weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
+        weights = stepped(
+            state, state.params.weights, changes, self.learning_rate, self.learning_rate_decay
+        )
         state = state._replace(optimizer_state=optimizer_state)
         return self._finish_minibatch(state, weights, grads, output)
 

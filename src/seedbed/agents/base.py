@@ -258,6 +258,12 @@ def clipped(grads: Gradient, largest: float) -> Gradient:
     return grads._replace(weights=weights)
 
 
+def stepped(state: LearnerState, weights: Tree, changes: Tree, rate: float, decay: bool) -> Tree:
+    """Returns weights less `rate` times `changes`; with `decay` the rate falls to 0 at the run's end."""
+    now = jnp.float32(rate) * (1.0 - state.progress if decay else 1.0)
+    return jax.tree.map(lambda x, change: x - now * change, weights, changes)
+
+
 def observation_sums(
     seen: ObservationStats, opening: Tree, weight: Array
 ) -> Deviations | tuple[()]:

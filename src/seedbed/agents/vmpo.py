@@ -16,7 +16,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params
+from seedbed.agents.base import Gradient, Params, stepped
 from seedbed.ops import losses, returns
 from seedbed.ops.collectives import from_all_devices, mean_over_devices
 from seedbed.ops.distributions import Normal
@@ -175,10 +175,10 @@ class Vmpo(ActorCriticAgent):
         """Applies a gradient without checking it."""
         held: Optimizer = state.optimizer_state
         duals: Duals = state.auxiliary.duals
-        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
-        rate = jnp.float32(self.learning_rate) * left
         changes, moments = self._optimizer().update(grads.weights, held.weights)
-        weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
+        weights = stepped(
+            state, state.params.weights, changes, self.learning_rate, self.learning_rate_decay
+        )
         changes, dual_moments = self._optimizer().update(grads.duals, held.duals)
         duals = jax.tree.map(lambda x, change: x - self.dual_learning_rate * change, duals, changes)
         state = state._replace(
