@@ -20,8 +20,8 @@ class Ur5e(TargetTask):
     Reward and observation are Brax v1's, but that the joints' angles are observed, too: a joint at its limit
     of 360 degrees looks like one at 0, and a policy that cannot tell is stuck there. The links are as far
     beside one another that the last one is always 0.135 m from the axis of the base. Targets are not nearer
-    than that: a fifth of Brax's are out of reach, and an episode never gets beyond the first of these. Nothing
-    collides, there as here.
+    than that: a fifth of Brax's are out of reach, and an episode never gets beyond the first of these.
+    Nothing collides, there as here.
     """
 
     xml_file: str = "ur5e.xml"
