@@ -19,7 +19,7 @@ from seedbed.fused.program import Program
 from seedbed.run.options import FusedConfig
 from seedbed.testing.probes import Aim, Match
 from seedbed.testing.trainers import ReplayTrainer
-from seedbed.types import Box, Discrete, SeedbedError, trajectory_masks
+from seedbed.types import Box, Discrete, SeedbedError
 
 KEY = jax.random.key(0)
 SMALL = Awr(
@@ -151,7 +151,7 @@ def test_it_remembers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("probe", "least"), [(Match, 0.9), (Aim, -0.1)])
+@pytest.mark.parametrize(("probe", "least"), [(Match, 0.9), (Aim, 0.8)])
 def test_it_learns_in_a_plain_loop_too(probe, least):
     assert ReplayTrainer(PROBING, probe, 300).train().mean_reward(50) > least
 
@@ -175,9 +175,3 @@ def test_it_balances_a_pole():
 def test_what_cannot_be_is_refused(options, words):
     with pytest.raises(SeedbedError, match=words):
         Awr(**options)
-
-
-def test_masks_agree_with_the_helper_s_ends():
-    agent, _, trajectory = case(Discrete(3))
-    masks = trajectory_masks(trajectory.timesteps, agent.gamma, agent.trace_decay)
-    assert (masks.trace == 0).any() and (masks.discount == 0).any() and not masks.valid.all()

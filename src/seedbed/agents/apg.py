@@ -19,6 +19,7 @@ from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
 from seedbed.agents.base import Gradient, Params, Sums, clipped, stepped
 from seedbed.nets.policy import ActivationName, join_networks, separate_networks
 from seedbed.ops import losses, returns
+from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
     ActorState,
     Box,
@@ -201,7 +202,9 @@ class Apg(ActorCriticAgent):
         begins = valid & steps.first[:-1].at[0].set(True)
         gained = jnp.where(begins, total, 0.0).sum() / total.shape[1]
         entropy = self._entropy(self._policy(parameters[:-1]), behaviour.draw)
-        bonus = self.entropy_cost * losses.masked_mean(entropy, valid)
+        # Devices differ in their numbers of valid rows, and their gradients are averaged with equal weights.
+        rows = jnp.maximum(mean_over_devices(valid.sum(dtype=jnp.float32)), 1.0)
+        bonus = self.entropy_cost * jnp.where(valid, entropy, 0.0).sum() / rows
         return self._return_scale(state).scaled(gained) + bonus
 
     def _returns(
