@@ -7,7 +7,9 @@ step. For energy it has no motors, and each body is kicked by 1 m/s in a random 
 the joints allow, the nearest one is taken. The planar chain has five links and free ends, and the same kick.
 The armatures of the joints stay: a rotor's energy counts, and its momentum does not, which the equations of
 the root leave out, too. What was and is conserved is computed from positions and velocities by MuJoCo in
-float64, for every engine alike.
+float64, for every engine alike; but Brax's spring and positional back ends move each body by itself, without
+rotors, and theirs is computed from the bodies. MJX and Brax run in float32 where their environment is
+(peers/brax_setup.sh).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +34,11 @@ from seedbed import physics, simd
 from seedbed.machine import cpu_name
 from seedbed.physics.mjcf import from_mujoco
 
-RESULT = Path(__file__).parent / "results" / "conservation.json"
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "conservation.json"
+PICTURE = HERE.parent / "docs" / "results" / "conservation.svg"
+PEER = Path("~/.cache/seedbed/peers/brax/bin/python").expanduser()
+BRAX = ("generalized", "spring", "positional")
 HUMANOID = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "humanoid.xml"
 SEEDS, SECONDS, HELD_MS = 128, 1.0, 16.0
 STEPS_MS = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
@@ -53,15 +61,19 @@ CHAIN = """<mujoco><option gravity="0 0 0"><flag contact="disable"/></option>
 class Scene(NamedTuple):
     """A model, and for each seed where it begins and what acts."""
 
+    xml: str
     model: Any
     qvel: np.ndarray  # [SEEDS, nv]
     torque: np.ndarray  # [SEEDS, intervals, nv]
 
 
-def astronaut() -> Any:
-    """Compiles the humanoid without all that takes or gives momentum or energy."""
+def astronaut() -> str:
+    """Returns the humanoid's MJCF text without all that takes or gives momentum or energy."""
     spec = mujoco.MjSpec.from_file(str(HUMANOID))
     spec.option.gravity = [0, 0, 0]
+    # As Brax and MJX want them; no constraint is left to solve, and `measure` sets the integrator.
+    spec.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
     for geom in spec.geoms:
         geom.contype = geom.conaffinity = 0
     for joint in spec.joints:
@@ -69,15 +81,16 @@ def astronaut() -> Any:
             np.zeros_like(x) for x in (joint.damping, joint.stiffness)
         )
         joint.limited = mujoco.mjtLimited.mjLIMITED_FALSE
-    return spec.compile()
+    spec.compile()
+    return str(spec.to_xml())
 
 
-def chain() -> Any:
-    """Compiles the planar chain of five links."""
+def chain() -> str:
+    """Returns the MJCF text of the planar chain of five links."""
     links = ""
     for _ in range(4):
         links = f'<body pos="0.5 0 0"><joint axis="0 1 0"/><geom/>{links}</body>'
-    return mujoco.MjModel.from_xml_string(CHAIN.format(links=links))
+    return CHAIN.format(links=links)
 
 
 def kicks(model: Any, rng: np.random.Generator) -> np.ndarray:
@@ -101,15 +114,20 @@ def kicks(model: Any, rng: np.random.Generator) -> np.ndarray:
 
 def scenes() -> dict[str, Scene]:
     """Makes the three scenes."""
-    rng, body, links = np.random.default_rng(0), astronaut(), chain()
+    rng, texts = np.random.default_rng(0), (astronaut(), chain())
+    body, links = map(mujoco.MjModel.from_xml_string, texts)
     intervals = round(SECONDS * 1000 / HELD_MS) + 1
     torque = rng.uniform(-0.5, 0.5, (SEEDS, intervals, body.nv))
     torque[:, :, :6] = 0  # nothing pushes the root
     still = np.zeros((SEEDS, intervals, body.nv))
     return {
-        "pushed astronaut": Scene(body, np.zeros((SEEDS, body.nv)), np.float64(np.float32(torque))),
-        "kicked astronaut": Scene(body, kicks(body, rng), still),
-        "kicked chain": Scene(links, kicks(links, rng), np.zeros((SEEDS, intervals, links.nv))),
+        "pushed astronaut": Scene(
+            texts[0], body, np.zeros((SEEDS, body.nv)), np.float64(np.float32(torque))
+        ),
+        "kicked astronaut": Scene(texts[0], body, kicks(body, rng), still),
+        "kicked chain": Scene(
+            texts[1], links, kicks(links, rng), np.zeros((SEEDS, intervals, links.nv))
+        ),
     }
 
 
@@ -130,14 +148,22 @@ def conserved(model: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
 
 
 def drifts(scene: Scene, qpos: np.ndarray, qvel: np.ndarray) -> dict[str, float]:
-    """Returns means over the seeds that stayed stable, and how many did not.
-
-    Momentum is in N s, angular momentum in N m s, energy a share.
-    """
+    """Returns the drifts of positions and velocities from those at the start."""
     start = np.tile(scene.model.qpos0, (SEEDS, 1))
     before = conserved(scene.model, start, scene.qvel)
-    change = np.abs(conserved(scene.model, qpos, qvel) - before)
-    unstable = np.isnan(change[:, 6])
+    return changes(scene, before, conserved(scene.model, qpos, qvel))
+
+
+def changes(scene: Scene, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """Returns means over the seeds that stayed stable, and how many did not, from arrays [SEEDS, 7].
+
+    Momentum is in N s, angular momentum in N m s, energy a share. A seed whose energy is a hundred times what
+    it was has not stayed stable.
+    """
+    change = np.abs(after - before)
+    with np.errstate(invalid="ignore"):
+        exploded = np.any(scene.qvel) & (after[:, 6] > 100 * before[:, 6])
+    unstable = ~np.isfinite(change).all(1) | exploded
     told = {"unstable": float(unstable.sum())}
     change, energy = change[~unstable], before[~unstable, 6]
     if not len(change):
@@ -206,6 +232,83 @@ def measure(name: str, scene: Scene, integrator: str, step_ms: float) -> dict[st
     return row
 
 
+def peers(
+    scene: Scene, integrators: list[str], steps_ms: list[float]
+) -> dict[tuple[str, float], dict[str, dict[str, float]]]:
+    """Returns the drifts of MJX and Brax: of (integrator, step), by engine; Brax's are beside Euler's."""
+    found: dict[tuple[str, float], dict[str, dict[str, float]]] = {}
+    given = {
+        "xml": scene.xml,
+        "qpos": scene.model.qpos0,
+        "qvel": scene.qvel,
+        "torque": scene.torque,
+    }
+    given |= {"held_ms": np.float32(HELD_MS), "steps_ms": np.float32(steps_ms)}
+    pairs = [("mjx", each) for each in integrators]
+    pairs += [(each, "Euler") for each in BRAX if "Euler" in integrators]
+    with tempfile.TemporaryDirectory() as folder:
+        for engine, integrator in pairs:
+            paths = Path(folder, "scene.npz"), Path(folder, "ends.npz")
+            np.savez(paths[0], integrator=integrator, **given)
+            script = HERE / "peers" / "brax_conservation.py"
+            subprocess.run([PEER, "-W", "ignore", script, engine, *paths], check=True)
+            with np.load(paths[1]) as ends:
+                for ms in steps_ms:
+                    if f"{ms:g}.conserved" in ends:
+                        told = changes(scene, ends["before.conserved"], ends[f"{ms:g}.conserved"])
+                    else:
+                        told = drifts(scene, ends[f"{ms:g}.qpos"], ends[f"{ms:g}.qvel"])
+                    found.setdefault((integrator, ms), {})[engine] = told
+    return found
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Draws the drifts over the time step: a row of pictures for each quantity, a column an integrator."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "conservation"
+    from matplotlib import pyplot
+
+    kinds = (
+        ("pushed astronaut", "momentum", "momentum, N s"),
+        ("pushed astronaut", "angular", "angular momentum, N m s"),
+        ("kicked astronaut", "energy", "energy, share"),
+        ("kicked chain", "energy", "energy of the chain, share"),
+    )
+    engines = ("mujoco", "float64", "float32", "mjx", *BRAX)
+    names = (
+        "MuJoCo C",
+        "ours, float64",
+        "ours, float32",
+        "MJX, float32",
+        *(f"Brax, {x}" for x in BRAX),
+    )
+    figure, axes = pyplot.subplots(4, 3, figsize=(10, 11), sharex=True, sharey="row")
+    for across, (scene, quantity, title) in zip(axes, kinds, strict=True):
+        for axis, integrator in zip(across, INTEGRATORS, strict=True):
+            mine = [r for r in rows if (r["scene"], r["integrator"]) == (scene, integrator)]
+            for number, (engine, name) in enumerate(zip(engines, names, strict=True)):
+                points = [(r["step_ms"], r.get(engine, {}).get(quantity)) for r in mine]
+                points = [(x, y) for x, y in points if y is not None]
+                if points:
+                    style = {"mujoco": (4.0, "-"), "float64": (1.5, "--")}.get(engine, (1.5, "-"))
+                    axis.loglog(
+                        *zip(*points, strict=True), f"o{style[1]}", label=name, markersize=3,
+                        linewidth=style[0], alpha=0.85, color=f"C{number}",
+                    )  # fmt: skip
+            axis.grid(alpha=0.3)
+            if across is axes[0]:
+                axis.set_title(integrator)
+            if across is axes[-1]:
+                axis.set_xlabel("time step, ms")
+        across[0].set_ylabel(title)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncol=4, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
 def verdicts(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Returns how far the worst rows are from their goals; above 1 is a miss.
 
@@ -233,19 +336,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     rows = []
-    print(f"{'scene':18}{'integrator':14}{'step':>8}  {'quantity':10}" + "{:>11}{:>11}{:>11}".format(
-        "MuJoCo C", "float64", "float32"))  # fmt: skip
+    engines = ("mujoco", "float64", "float32", *(("mjx", *BRAX) if PEER.exists() else ()))
+    heads = "".join(f"{each:>12}" for each in engines)
+    print(f"{'scene':18}{'integrator':14}{'step':>8}  {'quantity':10}{heads}")
     for name, scene in scenes().items():
+        others = peers(scene, args.integrators, args.steps_ms) if PEER.exists() else {}
         for integrator in args.integrators:
             for step_ms in args.steps_ms:
                 begun = time.perf_counter()
                 row = measure(name, scene, integrator, step_ms)
+                row |= others.get((integrator, step_ms), {})
                 row["seconds"] = time.perf_counter() - begun
                 rows.append(row)
                 for each in ("momentum", "angular", "energy", "unstable"):
-                    values = [row[x].get(each) for x in ("mujoco", "float64", "float32")]
+                    values = [row.get(x, {}).get(each) for x in engines]
                     if any(values):
-                        cells = "".join(f"{np.nan if x is None else x:11.2e}" for x in values)
+                        cells = "".join(f"{np.nan if x is None else x:12.2e}" for x in values)
                         print(
                             f"{name:18}{integrator:14}{step_ms:5g} ms  {each:10}{cells}", flush=True
                         )
@@ -253,6 +359,7 @@ def main() -> None:
     print(f"worst shares of the goals: {found}")
     result = {"machine": cpu_name(), "seeds": SEEDS, "seconds": SECONDS, "rows": rows}
     args.out.write_text(json.dumps(result | {"share_of_goal": found}, indent=1) + "\n")
+    draw(rows)
 
 
 if __name__ == "__main__":

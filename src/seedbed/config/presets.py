@@ -17,6 +17,8 @@ from seedbed.config.device_presets import (
     cartpole_dqn,
     cartpole_ppo,
     cartpole_vmpo,
+    fetch_ppo,
+    grasp_ppo,
     half_cheetah_ars,
     half_cheetah_es,
     half_cheetah_ppo,
@@ -181,6 +183,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pendulum/apg": pendulum_apg,
     "reacher/ppo": reacher_ppo,
     "ur5e/ppo": ur5e_ppo,
+    "fetch/ppo": fetch_ppo,
+    "grasp/ppo": grasp_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
 

@@ -264,7 +264,11 @@ def _ptx(function: Function, shared: tuple[bool, ...], name: str) -> str | None:
 def _lower_elsewhere(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _do_without(f"there are kernels for CPUs and NVIDIA GPUs, not for {where}", function, name)
+    text = f"there are kernels for CPUs and NVIDIA GPUs, not for {where}. {_EXPECT}"
+    if (equations := count_equations(function.closed.jaxpr)) > LARGEST_FALLBACK:
+        # Here there is nothing faster, so large functions are compiled, however long that takes.
+        text += f". {name} has {equations} equations: XLA may compile for minutes"
+    _say(text)
     return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
 
 

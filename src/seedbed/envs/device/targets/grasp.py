@@ -22,11 +22,11 @@ _TIPS = tuple(f"{finger}_distal" for finger in _FINGERS)
 class Grasp(TargetTask):
     """Brax's Grasp: a hand with four fingers that must carry an object to one target after the other.
 
-    Reward and observation are Brax v1's, with these differences. The palm moves on three slides with a
-    velocity, while Brax places it anew in each step, so that what it holds feels no speed; its speed is
-    limited along each axis. An action has 19 numbers and not 39, as 20 of Brax's move joints by 0.1 degrees.
-    All four finger tips are paid for touching; Brax counts other bodies for three of them. Episodes
-    begin with the fingers half bent, above the object.
+    Reward and observation are Brax v1's, with these differences. The palm moves on three slides, and an
+    action asks for its speed, of up to 10 m/s along each axis; Brax's asks for a place up to 10 m away, and
+    the palm is put there by steps, so that what it holds feels no speed. An action has 19 numbers and not 39,
+    as 20 of Brax's move joints by 0.1 degrees. All four finger tips are paid for touching; Brax counts other
+    bodies for three of them. Episodes begin with the fingers bent around the object; Brax's are straight.
     """
 
     xml_file: str = "grasp.xml"
@@ -47,10 +47,10 @@ class Grasp(TargetTask):
         return self.target_height * jax.random.uniform(key)
 
     def initial(self, key: Array) -> tuple[Array, Array]:
-        """Returns the open hand above the object, at rest; does not consume the key."""
+        """Returns the hand around the object, at rest; does not consume the key."""
         del key
         model = self.physics_model()
-        qpos = physics.init(model, keyframe="open").qpos.astype(np.float32)
+        qpos = physics.init(model, keyframe="around").qpos.astype(np.float32)
         return qpos, jnp.zeros(model.nv, jnp.float32)
 
     def observe(self, now: physics.Data) -> Array:

@@ -1,4 +1,4 @@
-"""The fused runtime's programs for NVIDIA GPUs, lowered on a machine without one."""
+"""The fused runtime's programs for NVIDIA GPUs and for TPUs, lowered on a machine without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
+from seedbed.agents.r2d2 import R2d2
 from seedbed.config import resolve, scaling
 from seedbed.config.presets import PRESETS
 from seedbed.envs.device.classic.cartpole import CartPole
@@ -18,6 +20,7 @@ from seedbed.envs.device.wrappers import episode_statistics, training
 from seedbed.fused import playing
 from seedbed.fused.program import Program
 from seedbed.run.options import FusedConfig
+from seedbed.simd import primitive
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState
 
 TINY = Ppo(unroll=4, batch=64, epochs=1, minibatches=2, hidden_sizes=(8,))
@@ -30,17 +33,18 @@ SOLVER = {"cusolver_geqrf_ffi", "cusolver_orgqr_ffi"}
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Drops what JAX traced in other tests, which may have replaced what lowers a kernel."""
+    """Drops what JAX traced in other tests, which may have replaced what lowers a kernel, and what was said."""
     jax.clear_caches()
+    primitive._say.cache_clear()
 
 
-def lowered(traced):
-    return traced.lower(lowering_platforms=("cuda",)).as_text()
+def lowered(traced, platform="cuda"):
+    return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def iteration(program):
+def iteration(program, platform="cuda"):
     """An iteration, without the carry that it would begin with."""
-    return lowered(program.traced(jax.eval_shape(program.first)))
+    return lowered(program.traced(jax.eval_shape(program.first)), platform)
 
 
 def calls(text):
@@ -106,6 +110,18 @@ def test_every_preset_lowers_with_the_sizes_of_a_gpu(name, gpu):
     assert kernels(text) == [{program.plan.envs}] * (2 if program.euler_steps else 1)
 
 
+IMPALA = Impala(torso="impala", lstm_size=16, compute_dtype="bfloat16")
+R2D2 = R2d2(
+    torso="impala",
+    lstm_size=16,
+    compute_dtype="bfloat16",
+    sequence=8,
+    burn_in=4,
+    batch=16,
+    ratio=8.0,
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Camera:
     """An environment whose observations are images."""
@@ -136,3 +152,22 @@ def test_convolutions_are_those_of_xla(torso):
     text = iteration(Program(Camera(), agent, FusedConfig()))
     assert calls(text) == {KERNEL}
     assert "stablehlo.convolution" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [IMPALA, R2D2])
+def test_images_and_memories_lower_for_tpu(agent):
+    """Acting, replay and gradients need nothing that is written for another device."""
+    with pytest.warns(RuntimeWarning, match="not for tpu"):
+        text = iteration(Program(Camera(), agent, FusedConfig()), "tpu")
+    assert calls(text) == set()
+    assert "stablehlo.convolution" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ant_lowers_for_tpu_and_says_how_large_its_step_is():
+    config = resolve.train_config("ant/ppo")
+    with pytest.warns(RuntimeWarning, match=r"not for tpu.* has \d+ equations: XLA may compile"):
+        text = iteration(Program(config.env, config.agent, config.runtime), "tpu")
+    assert calls(text) == set()
