@@ -33,7 +33,7 @@ SOLVER = {"cusolver_geqrf_ffi", "cusolver_orgqr_ffi"}
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Drops what JAX traced in other tests, which may have replaced what lowers a kernel, and what was said."""
+    """Drops what JAX traced in other tests, which may have replaced a lowering, and what was said."""
     jax.clear_caches()
     primitive._say.cache_clear()
 

@@ -6,21 +6,9 @@ does not need. `seedbed list` shows their docstrings: one line each.
 
 from __future__ import annotations
 
-from typing import Any
-
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.recipes import on_device_ppo
 from seedbed.run.options import FusedConfig
-
-_LARGER: dict[str, Any] = {
-    "unroll": 32,
-    "batch": 256,
-    "hidden_sizes": (128, 128),
-    "value_sizes": (128, 128),
-    "activation": "swish",
-    "learning_rate": 1e-3,
-}
-"""Of tasks with many bodies to see: larger networks, longer unrolls and smaller batches."""
 
 
 def ant_ppo() -> TrainConfig:
@@ -102,27 +90,22 @@ def reacher_ppo() -> TrainConfig:
     return on_device_ppo(Reacher(), 4_000_000, gamma=0.97, reward_scale=1.0)
 
 
-def fetch_ppo() -> TrainConfig:
-    """Brax's Fetch on our own physics with PPO."""
-    from seedbed.envs.device.targets.fetch import Fetch
-
-    return on_device_ppo(
-        Fetch(),
-        30_000_000,
-        **_LARGER,
-        gamma=0.995,
-        trace_decay=0.97,
-        reward_scale=5.0,
-        initial_scale=1.0,
-        least_scale=0.3,
-    )
-
-
 def grasp_ppo() -> TrainConfig:
     """Brax's Grasp on our own physics with PPO."""
     from seedbed.envs.device.targets.grasp import Grasp
 
-    return on_device_ppo(Grasp(), 30_000_000, **_LARGER, reward_scale=1.0, least_scale=0.1)
+    return on_device_ppo(
+        Grasp(),
+        30_000_000,
+        unroll=32,
+        batch=256,
+        hidden_sizes=(128, 128),
+        value_sizes=(128, 128),
+        activation="swish",
+        reward_scale=1.0,
+        learning_rate=1e-3,
+        least_scale=0.1,
+    )
 
 
 def ur5e_ppo() -> TrainConfig:

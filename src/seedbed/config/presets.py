@@ -17,7 +17,6 @@ from seedbed.config.device_presets import (
     cartpole_dqn,
     cartpole_ppo,
     cartpole_vmpo,
-    fetch_ppo,
     grasp_ppo,
     half_cheetah_ars,
     half_cheetah_es,
@@ -183,7 +182,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pendulum/apg": pendulum_apg,
     "reacher/ppo": reacher_ppo,
     "ur5e/ppo": ur5e_ppo,
-    "fetch/ppo": fetch_ppo,
     "grasp/ppo": grasp_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
