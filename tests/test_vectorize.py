@@ -363,6 +363,18 @@ def test_shard_map(check_vma, kind, kernel, monkeypatch):
         assert_close(gradient, np.float32(3 * np.asarray(x).sum()))
 
 
+def test_random_numbers_have_a_kernel_inside_shard_map():
+    """Of a function that no other test calls: its kernel is built where it is lowered, inside the mesh."""
+
+    def draw(key):
+        return 1.0625 * jax.random.uniform(key, (3,))
+
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    keys = jax.random.split(jax.random.key(0), 4)
+    run = jax.shard_map(vectorize(draw), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    np.testing.assert_array_equal(jax.jit(run)(keys), jax.vmap(draw)(keys))
+
+
 def test_shard_map_with_values_that_vary():
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 

@@ -37,9 +37,14 @@ def trace(closed: Any, shared: Sequence[bool], *, limit: int | None = None) -> P
     limit = LIMIT if limit is None else limit
     tracer = Tracer(Graph(limit))
     try:
-        return _program(tracer, without_keys(closed), shared)
+        # A kernel is of one example: where it is lowered inside shard_map, JAX would put reshards into it.
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            return _program(tracer, without_keys(closed), shared)
     except GraphTooLarge:
         raise Unsupported(tracer.explain(limit)) from None
+
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def _program(tracer: Tracer, closed: Any, shared: Sequence[bool]) -> Program:
