@@ -285,8 +285,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
         *(f"Brax, {x}" for x in BRAX),
     )
     figure, axes = pyplot.subplots(4, 3, figsize=(10, 11), sharex=True, sharey="row")
-    for across, (scene, quantity, title) in zip(axes, kinds, strict=True):
-        for axis, integrator in zip(across, INTEGRATORS, strict=True):
+    for down, (scene, quantity, title) in enumerate(kinds):
+        for axis, integrator in zip(axes[down], INTEGRATORS, strict=True):
             mine = [r for r in rows if (r["scene"], r["integrator"]) == (scene, integrator)]
             for number, (engine, name) in enumerate(zip(engines, names, strict=True)):
                 points = [(r["step_ms"], r.get(engine, {}).get(quantity)) for r in mine]
@@ -298,11 +298,11 @@ def draw(rows: list[dict[str, Any]]) -> None:
                         linewidth=style[0], alpha=0.85, color=f"C{number}",
                     )  # fmt: skip
             axis.grid(alpha=0.3)
-            if across is axes[0]:
+            if down == 0:
                 axis.set_title(integrator)
-            if across is axes[-1]:
+            if down == len(kinds) - 1:
                 axis.set_xlabel("time step, ms")
-        across[0].set_ylabel(title)
+        axes[down][0].set_ylabel(title)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncol=4, frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 0.95))

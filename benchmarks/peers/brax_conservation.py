@@ -4,8 +4,9 @@
 
 SCENE holds the model's text, velocities, torques and step sizes; OUT gets for each step size either positions
 and velocities after a second or, from back ends with coordinates of each body, momentum, angular momentum
-and energy before and after, with the masses that the back end moves. Everything is float32. Brax's models
-keep its humanoid's own stiffness of joints; masses and inertias are the model's, and nothing is damped.
+and energy before and after, with the masses that the back end moves. Everything is float32. The spring and
+positional back ends have the settings of Brax's own humanoid: stiffness and dampers that hold the joints, and
+inertias of 1 kg m2; nothing else is damped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CUSTOM = """<custom><numeric name="constraint_stiffness" data="27000"/>
 <numeric name="constraint_ang_damping" data="30"/><numeric name="constraint_vel_damping" data="80"/>
 <numeric name="joint_scale_pos" data="0.5"/><numeric name="joint_scale_ang" data="0.1"/>
 <numeric name="ang_damping" data="0"/><numeric name="vel_damping" data="0"/>
-<numeric name="spring_mass_scale" data="0"/><numeric name="spring_inertia_scale" data="0"/></custom>"""
+<numeric name="spring_mass_scale" data="0"/><numeric name="spring_inertia_scale" data="1"/></custom>"""
 
 
 def roll(
@@ -96,7 +97,8 @@ def brax_steps(
         turned = jax.vmap(math.quat_to_3x3)(
             jax.vmap(math.quat_mul)(state.x_i.rot, system.link.inertia.transform.rot)
         )
-        inertia = turned @ system.link.inertia.i @ jnp.swapaxes(turned, 1, 2)
+        own = system.link.inertia.i ** (1 - system.spring_inertia_scale) * jnp.eye(3)
+        inertia = turned @ own @ jnp.swapaxes(turned, 1, 2)
         spin = jnp.einsum("nij,nj->ni", inertia, moved.ang)
         momentum = (mass * moved.vel).sum(0)
         arm = place - (mass * place).sum(0) / mass.sum()
