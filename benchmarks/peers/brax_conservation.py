@@ -5,8 +5,8 @@
 SCENE holds the model's text, velocities, torques and step sizes; OUT gets for each step size either positions
 and velocities after a second or, from back ends with coordinates of each body, momentum, angular momentum
 and energy before and after, with the masses that the back end moves. Everything is float32. The spring and
-positional back ends have the settings of Brax's own humanoid: stiffness and dampers that hold the joints, and
-inertias of 1 kg m2; nothing else is damped.
+positional back ends have the settings of Brax's own humanoid: springs and dampers that hold bodies together, and
+inertias of 1 kg m2. Its dampers of angles are off: they act along the joints, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 CUSTOM = """<custom><numeric name="constraint_stiffness" data="27000"/>
-<numeric name="constraint_ang_damping" data="30"/><numeric name="constraint_vel_damping" data="80"/>
+<numeric name="constraint_ang_damping" data="0"/><numeric name="constraint_vel_damping" data="80"/>
 <numeric name="joint_scale_pos" data="0.5"/><numeric name="joint_scale_ang" data="0.1"/>
 <numeric name="ang_damping" data="0"/><numeric name="vel_damping" data="0"/>
 <numeric name="spring_mass_scale" data="0"/><numeric name="spring_inertia_scale" data="1"/></custom>"""

@@ -172,6 +172,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "ant/apg": ant_apg,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
+    "grasp/ppo": grasp_ppo,
     "half_cheetah/ars": half_cheetah_ars,
     "half_cheetah/es": half_cheetah_es,
     "hopper/ppo": hopper_ppo,
@@ -182,7 +183,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pendulum/apg": pendulum_apg,
     "reacher/ppo": reacher_ppo,
     "ur5e/ppo": ur5e_ppo,
-    "grasp/ppo": grasp_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
 

@@ -51,8 +51,8 @@ def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises (when called):
         SeedbedError: there is no leaf, or a leaf has the wrong type, no batch axis or another batch size;
-            or the leaves are split over different mesh axes; or `fn` has side effects; or `fn` has no
-            kernel and is too large for `jax.vmap`.
+            or the leaves are split over different mesh axes; or `fn` has side effects; or, on a CPU or an
+            NVIDIA GPU, `fn` has no kernel and is too large for `jax.vmap`.
     """
     name = getattr(fn, "__qualname__", repr(fn))
     run = jax.jit(functools.partial(_apply, fn, name), inline=True)
