@@ -5,7 +5,7 @@
 SCENE holds the model's text, velocities, torques and step sizes; OUT gets for each step size either positions
 and velocities after a second or, from back ends with coordinates of each body, momentum, angular momentum
 and energy before and after, with the masses that the back end moves. Everything is float32. The spring and
-positional back ends have the settings of Brax's own humanoid: springs and dampers that hold bodies together, and
+positional back ends have the settings of Brax's own humanoid: springs and dampers that hold bodies, and
 inertias of 1 kg m2. Its dampers of angles are off: they act along the joints, too.
 """
 
