@@ -23,7 +23,7 @@ from seedbed.types import SeedbedError
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets(name):
     config = train_config(name)
-    env = name.partition("/")[0]
+    env = name.rpartition("/")[0]
     first = next(preset for preset in presets.PRESETS if preset.startswith(f"{env}/"))
     assert train_config(env) == train_config(first)
     assert config.name == name

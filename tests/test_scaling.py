@@ -25,7 +25,7 @@ FUSED = [
     name
     for name in PRESETS
     if isinstance(PRESETS[name]().runtime, FusedConfig)
-    and name.partition("/")[2] in scaling.FACTORS["gpu"]
+    and name.rpartition("/")[2] in scaling.FACTORS["gpu"]
 ]
 DEFAULTS = ["pendulum/ppo", "pendulum/sac", "mountain_car/dqn", "mountain_car/r2d2"]
 

@@ -16,6 +16,7 @@ from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.saved import ENV_BOUND
 from seedbed.config.settle import Request, in_runtime
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.pooled import PREFIX
 from seedbed.envs.host.registry import code_of
 from seedbed.nearest import nearest
 from seedbed.printable import quoted
@@ -102,10 +103,9 @@ def command(config: TrainConfig) -> str:
     The name may be a stranger's: no code is imported for it, but for that of the configuration itself.
     """
     env, _, agent = config.name.rpartition("/")
-    own = {"", *map(_path, (config.env, config.agent))}
-    if not is_on_device(config.env):
-        own.add(code_of(config.env))
-    if not config.name or not {part for part in (env, agent) if ":" in part} <= own:
+    own = {"", code_of(config.env), *map(_path, (config.env, config.agent))}
+    strange = {part for part in (env, agent) if ":" in part and not part.startswith(PREFIX)} - own
+    if not config.name or strange:
         return ""
     words = ["seedbed", "train", config.name]
     try:

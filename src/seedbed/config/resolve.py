@@ -47,13 +47,13 @@ def train_config(
         if agent is not None and not target.endswith(f"/{agent}"):
             raise SeedbedError(
                 f"preset {target} has an agent of its own: leave out --agent {agent}, or name the "
-                f"environment, {target.partition('/')[0]}"
+                f"environment, {target.rpartition('/')[0]}"
             )
         return dataclasses.replace(PRESETS[target](), name=target)
     head, _, tail = target.rpartition("/")
     if agent is None and tail in AGENTS and _is_environment(head):
         return train_config(head, tail)
-    same_env = [name for name in PRESETS if name.partition("/")[0] == target]
+    same_env = [name for name in PRESETS if name.rpartition("/")[0] == target]
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
         return dataclasses.replace(PRESETS[name](), name=name)
@@ -99,7 +99,7 @@ def resolve_env(target: str) -> HostEnvConfig | Environment:
 
 
 def _is_environment(name: str) -> bool:
-    if any(preset.partition("/")[0] == name for preset in PRESETS):
+    if any(preset.rpartition("/")[0] == name for preset in PRESETS):
         return True
     try:
         registry.resolve(name)
@@ -113,7 +113,7 @@ def _is_environment(name: str) -> bool:
 
 def _near_envs(head: str, tail: str) -> list[str]:
     """Returns known environments whose names are close to `head`, or to `tail` if `head` is empty."""
-    known = [*registry.names(), *(preset.partition("/")[0] for preset in PRESETS)]
+    known = [*registry.names(), *(preset.rpartition("/")[0] for preset in PRESETS)]
     return list(dict.fromkeys(nearest(head or tail, known, 3, 0.7)))
 
 

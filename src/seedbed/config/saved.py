@@ -8,7 +8,7 @@ from typing import Any
 
 from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.envs.host import registry
-from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.contract import is_on_device
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import CONFIG, RunFolder
@@ -46,9 +46,11 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
             FORMER.get(str(name), str(name)): plain_tuple(value)
             for name, value in data[kind].items()
         }
-        env = data["env"]
+        described = data["env"]
+        env = decode(described, trust) if "class" in described else registry.from_json(described)
+        trust.require_env(env)
         return TrainConfig(
-            decode(env, trust) if "class" in env else _host_env(env, trust),
+            env,
             decode(data["agent"], trust),
             construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
@@ -87,9 +89,3 @@ def resumed(run: Path, target: str | None, agent: str | None, trust: bool = Fals
             "no preset to go on with it, or another folder for a new run"
         )
     return saved
-
-
-def _host_env(data: dict[str, Any], trust: Trust) -> HostEnvConfig:
-    env = registry.from_json(data)
-    trust.require_env(env)
-    return env

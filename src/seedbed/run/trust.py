@@ -20,7 +20,7 @@ from seedbed.envs.host.registry import ON_DEVICE, code_of
 from seedbed.named import import_named
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE
-from seedbed.types import SeedbedError
+from seedbed.types import Environment, SeedbedError
 
 OPTION = "--trust-run"
 """The option with which a user trusts a folder."""
@@ -55,6 +55,7 @@ OWN = frozenset(
             f"seedbed.envs.device.randomisation:{name}"
             for name in ("_Randomise", "Scale", "Offset")
         ),
+        "seedbed.envs.device.functional:Functional",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",
@@ -123,7 +124,7 @@ class Trust:
             )
         return found
 
-    def require_env(self, env: HostEnvConfig) -> None:
+    def require_env(self, env: HostEnvConfig | Environment) -> None:
         """Raises Untrusted if an environment that the file describes is code that may not be imported."""
         if name := code_of(env):
             self.require(name)

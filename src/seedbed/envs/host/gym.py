@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 import gymnasium
@@ -12,6 +12,7 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.arguments import require_fields
+from seedbed.envs.factories import Options, import_for, load_factory, options_of
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.returned import (
     flag_of,
@@ -21,14 +22,11 @@ from seedbed.envs.host.returned import (
     values_of,
 )
 from seedbed.envs.host.spaces import actions_of, batched, encoded, observation_leaves
-from seedbed.named import import_named
 from seedbed.nearest import did_you_mean
 from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
 """Observation, reward, terminated, truncated and first of one environment."""
-Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
-"""Keyword arguments; a configuration keeps them as sorted pairs, so that it can be hashed."""
 _ID = re.compile(r"-v\d+$")
 """How Gymnasium's ids end."""
 MAIN = "__main__"
@@ -37,19 +35,20 @@ _LARGEST = float(np.finfo(np.float32).max)
 """Largest finite reward."""
 
 
-class _Configured:
-    """The part that configurations of Gymnasium's environments share."""
+class Configured:
+    """The part that configurations share whose environments take keyword arguments."""
 
     frame_stack: int
     kwargs: Options
 
     def __post_init__(self) -> None:
+        """Raises SeedbedError for a value that cannot work."""
         require_frames(self.frame_stack)
         require_fields(self)
         code = str(getattr(self, "factory", None) or getattr(self, "id", ""))
         if code.startswith(f"{MAIN}:"):
             raise SeedbedError(f"environment {code!r}: {in_module(code.partition(':')[2])}")
-        object.__setattr__(self, "kwargs", _options(self.kwargs))
+        object.__setattr__(self, "kwargs", options_of(self.kwargs))
 
     @property
     def frame_skip(self) -> int:
@@ -62,7 +61,7 @@ class _Configured:
 
 
 @dataclasses.dataclass(frozen=True)
-class GymEnv(_Configured):
+class GymEnv(Configured):
     """An environment that is registered with Gymnasium; `module:EnvId` imports the module first."""
 
     id: str
@@ -79,11 +78,11 @@ class GymEnv(_Configured):
         """
         require_id(self.id)
         options = dict(self.kwargs)
-        return _GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
+        return GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
 
 
 @dataclasses.dataclass(frozen=True)
-class FactoryEnv(_Configured):
+class FactoryEnv(Configured):
     """An environment from a callable that returns a `gymnasium.Env`."""
 
     factory: str
@@ -98,8 +97,8 @@ class FactoryEnv(_Configured):
 
         Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
         """
-        function, options = _load(self.factory), dict(self.kwargs)
-        return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
+        function, options = load_factory(self.factory), dict(self.kwargs)
+        return GymHost(lambda: function(**options), self.factory, num_envs, seed)
 
 
 def in_module(name: str) -> str:
@@ -123,16 +122,11 @@ def require_frames(frame_stack: int) -> None:
         raise SeedbedError(f"frame_stack is {frame_stack!r}: it must be a whole number, 1 or more")
 
 
-def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
-    pairs = kwargs.items() if isinstance(kwargs, Mapping) else kwargs
-    return tuple(sorted((str(key), value) for key, value in pairs))
-
-
 def require_id(env_id: str) -> None:
     """Raises SeedbedError unless Gymnasium knows the id; imports the module of `module:EnvId` first."""
     module, _, name = env_id.rpartition(":")
     if module:
-        _import(module, env_id)
+        import_for(module, env_id)
     try:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -143,39 +137,13 @@ def require_id(env_id: str) -> None:
 
 def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
     try:
-        # Gymnasium's checker wraps every step but tests only the first. `_GymHost` tests all of them.
+        # Gymnasium's checker wraps every step but tests only the first. `GymHost` tests all of them.
         return gymnasium.make(env_id, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise SeedbedError(f"environment {env_id!r} lacks a package: {error}") from error
 
 
-def _import(module: str, name: str) -> Any:
-    try:
-        return import_named(module)
-    except ModuleNotFoundError as error:
-        raise SeedbedError(
-            f"environment {name!r}: no module {error.name!r}; install it or start in its folder"
-        ) from error
-
-
-def _load(factory: str) -> Callable[..., Any]:
-    module_name, separator, path = factory.partition(":")
-    if not separator or not module_name or not path:
-        raise SeedbedError(f"environment factory {factory!r} is not of the form module:callable")
-    found: Any = _import(module_name, factory)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, dir(found), 3, 0.5)
-            raise SeedbedError(f"environment factory {factory!r}: no {part!r} in it{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise SeedbedError(
-            f"environment factory {factory!r} is a {type(found).__name__}, not callable"
-        )
-    return found
-
-
-class _GymHost:
+class GymHost:
     """A group of Gymnasium environments, stepped in turn, with next-step auto-reset.
 
     Raises SeedbedError, with the environment's index and the step, if an environment raises, or if it

@@ -18,6 +18,8 @@ from seedbed import strict_json
 from seedbed.arguments import refusal
 from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.envs.host.doom import PREFIX as DOOM
+from seedbed.envs.host.doom import SCENARIOS, DoomEnv
 from seedbed.envs.host.gym import (
     MAIN,
     FactoryEnv,
@@ -26,6 +28,7 @@ from seedbed.envs.host.gym import (
     of_package,
     require_id,
 )
+from seedbed.envs.host.pooled import PREFIX, EnvPoolEnv
 from seedbed.envs.specs import spec_of
 from seedbed.named import import_named
 from seedbed.nearest import did_you_mean, require_options
@@ -61,7 +64,7 @@ ON_DEVICE = {
     "pendulum": "seedbed.envs.device.classic.pendulum:Pendulum",
 }
 """Paths `module:Class` of on-device environments, by short name."""
-_KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
+_KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv, EnvPoolEnv, DoomEnv)}
 """Classes of host configurations, by the name that JSON has for them."""
 _SHORT_NAMED = ("classic_control", "box2d", "toy_text")
 """Parts of Gymnasium whose environments have short names."""
@@ -71,12 +74,16 @@ _IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
 
 
 def resolve(name: str) -> HostEnvConfig | Environment:
-    """Returns the environment with a short name, a Gymnasium id, `ALE/Game-v5` or `module:callable`.
+    """Returns the environment with a short name or id, or of `module:callable` or `envpool:ID`.
+
+    Ids are Gymnasium's, and `ALE/Game-v5`.
 
     If a short name fits both an on-device environment and a host environment, the on-device environment is
     returned. `module:Class` may name an on-device environment, too. Raises SeedbedError if the name is
     unknown.
     """
+    if name.startswith(PREFIX):
+        return EnvPoolEnv(name.removeprefix(PREFIX))
     if ":" in name:
         # Gymnasium's own form, module:EnvId-v0, has a dash, which a Python name cannot have.
         target = name.partition(":")[2]
@@ -88,6 +95,8 @@ def resolve(name: str) -> HostEnvConfig | Environment:
         found = _on_device(device[_plain(name)])
         assert found is not None, "the table names on-device environments"
         return found
+    if name.startswith(DOOM):
+        return DoomEnv(name.removeprefix(DOOM))
     if name.startswith("ALE/"):
         return _resolve_ale(name)
     short = _short_names()
@@ -131,7 +140,7 @@ def names() -> list[str]:
     """Returns all short names, sorted: Atari games, on-device environments and others of Gymnasium."""
     taken = {_plain(name) for name in (*games(), *ON_DEVICE)}
     others = (name for name in _gymnasium_names() if name not in taken)
-    return sorted([*games(), *ON_DEVICE, *others])
+    return sorted([*games(), *ON_DEVICE, *others, *(f"{DOOM}{name}" for name in SCENARIOS)])
 
 
 def to_json(config: HostEnvConfig) -> dict[str, Any]:
@@ -173,15 +182,22 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
     return _KINDS[kind](**fields)
 
 
-def code_of(config: HostEnvConfig) -> str:
+def code_of(config: HostEnvConfig | Environment) -> str:
     """Returns the code that making an environment imports or calls, such as `module:factory`.
 
-    Returns "" if that is Gymnasium's or ALE's own; imports nothing.
+    Returns "" if that is Gymnasium's, ALE's or EnvPool's own, or an on-device environment's own class;
+    imports nothing.
     """
-    if isinstance(config, FactoryEnv):
-        return str(config.factory)
+    inside: Any = config
+    while hasattr(type(inside), "step") and hasattr(inside, "env"):
+        inside = inside.env  # of a wrapper
+    config = inside
+    if isinstance(config, EnvPoolEnv):
+        # A path may name a program, as `vzd_path` does, or a file that names one.
+        paths = [value for key, value in config.kwargs if str(key).endswith("_path")]
+        return f"{PREFIX}{paths[0]}" if paths else ""
     if not isinstance(config, GymEnv):
-        return ""
+        return str(getattr(config, "factory", ""))
     found = None if ":" in config.id else gymnasium.registry.get(config.id)
     if found is not None and str(found.entry_point).startswith(_OWN_CODE):
         return ""
@@ -225,6 +241,10 @@ def _on_device(path: str) -> Environment | None:
         raise TaskError(
             f"the module {module} of {path} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    if isinstance(found, type) and hasattr(found, "step_env") and hasattr(found, "default_params"):
+        from seedbed.envs.device.functional import Functional
+
+        return Functional(factory=path)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step")):
         return None
     for field in dataclasses.fields(found):

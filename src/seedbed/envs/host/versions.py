@@ -13,7 +13,9 @@ from pathlib import Path
 
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.envs.host.doom import DoomEnv
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.envs.host.pooled import EnvPoolEnv
 
 
 class VersionError(Exception):
@@ -26,9 +28,10 @@ def of(env: HostEnvConfig) -> dict[str, str]:
     A name that begins with `file ` or `ROM ` has a digest, which must be equal; others have versions.
     """
     found = {}
-    for package in ("ale-py",) if isinstance(env, AtariEnv) else ("gymnasium",):
-        if (version := package_version(package)) is not None:
-            found[package] = version
+    owners = {AtariEnv: "ale-py", EnvPoolEnv: "envpool", DoomEnv: "vizdoom"}
+    package = owners.get(type(env), "gymnasium")
+    if (version := package_version(package)) is not None:
+        found[package] = version
     if isinstance(env, AtariEnv):
         if (digest := _rom_digest(env.game)) is not None:
             found[f"ROM {env.game}"] = digest

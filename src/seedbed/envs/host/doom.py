@@ -1,0 +1,271 @@
+"""Doom: ViZDoom's scenarios from pixels, with game variables beside them and actions of several choices.
+
+`seedbed[doom]` installs ViZDoom; the module imports it only when a game is made. Scenarios are set up as in
+Sample Factory (Petrenko et al. 2020), whose figures are the known ones: 160 x 120 pixels shrunk to
+128 x 72, four tics a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from seedbed import cache
+from seedbed.arguments import require_fields
+from seedbed.envs.host.contract import HostEnv
+from seedbed.envs.host.gym import GymHost, require_frames
+from seedbed.nearest import did_you_mean
+from seedbed.types import SeedbedError
+
+PREFIX = "doom/"
+"""How names of Doom's scenarios begin."""
+SIZE = (72, 128)
+"""Height and width of an observation in pixels."""
+INSTALL = "pip install 'seedbed[doom]'"
+"""What installs ViZDoom."""
+_TIMEOUT = 2100
+"""Tics after which an episode is truncated, 60 s."""
+_TURN = ("TURN_LEFT", "TURN_RIGHT")
+_WALK = ("MOVE_FORWARD", "MOVE_BACKWARD")
+_STEP = ("MOVE_LEFT", "MOVE_RIGHT")
+_SHOOT = ("ATTACK",)
+_LAUNCHER = """#!/bin/sh
+# The engine writes into the folder that it starts in, and outlives what started it unless it is told not to.
+cd "{folder}" || exit 1
+if command -v setpriv > /dev/null; then exec setpriv --pdeathsig KILL -- "{engine}" "$@"; fi
+exec "{engine}" "$@"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A scenario of ViZDoom: what differs from its own file."""
+
+    heads: tuple[tuple[str, ...], ...]
+    """The choices of an action: each is none of its buttons, or one of them."""
+    variables: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Game variables that the agent sees, with the factors that make them small."""
+    pays: tuple[str, ...] = ()
+    """Game variables of which an increase, whatever its size, pays 1."""
+    living: float | None = None
+    """Reward of each tic; None is the file's."""
+    death: float | None = None
+    """What a death costs; None is the file's."""
+    scale: float = 1.0
+    """Factor for the scenario's own rewards."""
+    shown: tuple[str, ...] = ()
+    """What is drawn besides the world: hud, crosshair, weapon."""
+
+
+_BATTLE = {"HEALTH": 1 / 30, "SELECTED_WEAPON_AMMO": 1 / 15, "USER2": 1 / 10}
+_ARMED = ("hud", "weapon")
+SCENARIOS = {
+    "battle": Scenario(
+        (_WALK, _STEP, _TURN, _SHOOT, ("SPEED",)), _BATTLE, shown=("crosshair", *_ARMED)
+    ),
+    "deadly_corridor": Scenario((_TURN, _WALK, _STEP, _SHOOT), scale=0.01, shown=_ARMED),
+    "defend_the_center": Scenario((_TURN, _SHOOT), shown=_ARMED),
+    "defend_the_line": Scenario((_TURN, _SHOOT), shown=_ARMED),
+    "health_gathering": Scenario((_TURN, _WALK), pays=("HEALTH",), living=0.01, death=0.0),
+    "health_gathering_supreme": Scenario((_TURN, _WALK), pays=("HEALTH",), living=0.01, death=0.0),
+    "my_way_home": Scenario((_TURN, _WALK), shown=("weapon",)),
+}
+"""The scenarios, by name."""
+_FILES = {"battle": "D3_battle"}
+"""Names of files that differ from the scenario's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DoomEnv:
+    """A scenario of ViZDoom, set up as Sample Factory does, with 35 tics a second.
+
+    Observations are uint8 `[72, 128, 3]`, or for scenarios with game variables a dict of `screen` and
+    `variables`, float32. An action has a choice for each pair of opposite buttons, and for each other button.
+    Episodes are truncated after 2,100 tics.
+    """
+
+    scenario: str
+    """The name of a scenario, such as health_gathering_supreme."""
+    frame_stack: int = 1
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    frame_skip: int = 4
+    """Tics in one step."""
+    render_hud: bool = True
+    """Whether scenarios that are played with the status bar show it."""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for a value that cannot work."""
+        require_frames(self.frame_stack)
+        require_fields(self)
+        if self.scenario not in SCENARIOS:
+            hint = did_you_mean(
+                self.scenario, SCENARIOS, 3, 0.5, f"known are {', '.join(SCENARIOS)}"
+            )
+            raise SeedbedError(f"Doom has no scenario {self.scenario!r}{hint}")
+        if self.frame_skip < 1:
+            raise SeedbedError(f"frame_skip is {self.frame_skip}: a step needs 1 tic or more")
+
+    def for_evaluation(self) -> DoomEnv:
+        """Returns the same configuration: training does not shorten its episodes."""
+        return self
+
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
+        """Makes `num_envs` games, each a process of its own; without a seed the seeds are random.
+
+        Raises SeedbedError if ViZDoom or the scenario's map is missing, or if a game does not start.
+        """
+        return GymHost(lambda: _Doom(self), f"{PREFIX}{self.scenario}", num_envs, seed)
+
+
+class _Doom(gymnasium.Env[Any, Any]):
+    """A game; its process ends with this one."""
+
+    def __init__(self, config: DoomEnv) -> None:
+        vizdoom = _package(config.scenario)
+        self._scenario, self._skip = SCENARIOS[config.scenario], config.frame_skip
+        self._buttons = [button for head in self._scenario.heads for button in head]
+        self._starts = np.cumsum([0, *(len(head) for head in self._scenario.heads)])
+        screen = spaces.Box(0, 255, (*SIZE, 3), np.uint8)
+        self.observation_space: spaces.Space[Any] = screen
+        if self._scenario.variables:
+            seen = spaces.Box(-np.inf, np.inf, (len(self._scenario.variables),), np.float32)
+            self.observation_space = spaces.Dict({"screen": screen, "variables": seen})
+        self.action_space = spaces.MultiDiscrete([len(head) + 1 for head in self._scenario.heads])
+        self._paid: dict[str, float] = {}
+        self._last: Any = None
+        self._vizdoom, self._game = vizdoom, vizdoom.DoomGame()
+        self._running = False
+        self._set_up(config)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Opens an episode; a seed starts the game's random numbers."""
+        del options
+        if seed is not None:
+            self._game.set_seed(seed & 0xFFFFFFFF)
+        if not self._running:
+            self._game.init()
+            self._running = True
+        else:
+            self._game.new_episode()
+        self._paid = {name: self._variable(name) for name in self._scenario.pays}
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        """Presses the buttons of an action for `frame_skip` tics."""
+        pressed = [0.0] * len(self._buttons)
+        for start, choice in zip(self._starts, action, strict=False):
+            if choice:
+                pressed[start + choice - 1] = 1.0
+        reward = self._scenario.scale * self._game.make_action(pressed, self._skip)
+        terminated = self._game.is_episode_finished()
+        for name, before in self._paid.items():
+            now = self._variable(name)
+            reward += float(now > before and not terminated)
+            self._paid[name] = now
+        # The game's own time limit lies behind this one, so that there is a last observation.
+        started = self._game.get_episode_start_time()
+        over = self._game.get_episode_time() - started + self._skip > _TIMEOUT
+        return self._observe(), reward, terminated, over and not terminated, {}
+
+    def close(self) -> None:
+        """Ends the game's process."""
+        self._game.close()
+
+    def _observe(self) -> Any:
+        state = self._game.get_state()
+        if state is None:
+            # There is none after a death. What agents do not learn from is the observation before.
+            return self._last
+        screen = state.screen_buffer[_rows()][:, _columns()]
+        self._last = screen
+        if variables := self._scenario.variables:
+            seen = [factor * self._variable(name) for name, factor in variables.items()]
+            self._last = {"screen": screen, "variables": np.array(seen, np.float32)}
+        return self._last
+
+    def _variable(self, name: str) -> float:
+        return float(self._game.get_game_variable(getattr(self._vizdoom.GameVariable, name)))
+
+    def _set_up(self, config: DoomEnv) -> None:
+        viz, game, scenario = self._vizdoom, self._game, self._scenario
+        file = _file(config.scenario)
+        if not game.load_config(str(file)):
+            raise SeedbedError(f"ViZDoom cannot read {file}")
+        engine, settings = _launcher(Path(viz.__file__).with_name("vizdoom"))
+        game.set_vizdoom_path(str(engine))
+        game.set_doom_config_path(str(settings))
+        game.set_doom_scenario_path(str(file.with_suffix(".wad")))
+        game.set_available_buttons([getattr(viz.Button, name) for name in self._buttons])
+        game.set_screen_resolution(viz.ScreenResolution.RES_160X120)
+        game.set_screen_format(viz.ScreenFormat.RGB24)
+        game.set_render_hud(config.render_hud and "hud" in scenario.shown)
+        game.set_render_crosshair("crosshair" in scenario.shown)
+        game.set_render_weapon("weapon" in scenario.shown)
+        game.set_render_decals(False)
+        game.set_render_particles(False)
+        game.set_window_visible(False)
+        game.set_sound_enabled(False)
+        game.set_mode(viz.Mode.PLAYER)
+        game.set_episode_timeout(_TIMEOUT + 2 * config.frame_skip)
+        if scenario.living is not None:
+            game.set_living_reward(scenario.living)
+        if scenario.death is not None:
+            game.set_death_penalty(scenario.death)
+
+
+@functools.cache
+def _rows() -> np.ndarray:
+    """Returns the rows of a screen that an observation has."""
+    return np.arange(SIZE[0]) * 120 // SIZE[0]
+
+
+@functools.cache
+def _columns() -> np.ndarray:
+    return np.arange(SIZE[1]) * 160 // SIZE[1]
+
+
+def _package(scenario: str) -> Any:
+    try:
+        import vizdoom
+    except ImportError as error:
+        raise SeedbedError(f"{PREFIX}{scenario} needs ViZDoom ({error}): {INSTALL}") from error
+    return vizdoom
+
+
+def _file(scenario: str) -> Path:
+    """Returns the file of a scenario, which ViZDoom has or EnvPool; raises SeedbedError if neither has."""
+    name = f"{_FILES.get(scenario, scenario)}.cfg"
+    for package, folder in (("vizdoom", "scenarios"), ("envpool_assets", "vizdoom/maps")):
+        found = importlib.util.find_spec(package)
+        for root in (found.submodule_search_locations or ()) if found else ():
+            if (path := Path(root) / folder / name).exists():
+                return path
+    raise SeedbedError(
+        f"{PREFIX}{scenario}: ViZDoom's package has no {name}, and EnvPool's assets have: pip install "
+        "envpool-assets"
+    )
+
+
+@functools.cache
+def _launcher(engine: Path) -> tuple[Path, Path]:
+    """Returns a script that starts the engine in a folder of the cache, and the engine's settings there."""
+    folder = cache.prepared(cache.directory("doom"))
+    text = _LAUNCHER.format(folder=folder, engine=engine)
+    script = folder / f"engine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if not script.exists():
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write(text)
+        Path(file.name).chmod(0o700)
+        # Others may write it at the same time.
+        Path(file.name).replace(script)
+    return script, folder / "settings.ini"
