@@ -224,8 +224,8 @@ def test_commands_of_pages_are_understood(monkeypatch):
         try:
             parsed(words)
         except SeedbedError as error:
-            # A package that an environment of Gymnasium needs.
-            assert "lacks a package" in str(error), words
+            # A package that an environment needs.
+            assert re.search("lacks a package|no module 'gymnax'", str(error)), words
 
 
 def test_benchmarks_that_pages_name_are_there():

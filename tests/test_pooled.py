@@ -165,7 +165,7 @@ def test_without_the_package_one_line_says_what_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(SeedbedError, match=r"needs EnvPool .*: pip install 'seedbed\[envpool\]'$"):
+    with pytest.raises(SeedbedError, match=r"lacks a package \(.*\): pip install 'seedbed\[envpool\]'$"):
         EnvPoolEnv("Counting-v0").make(1, 0)
 
 

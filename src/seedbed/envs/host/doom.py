@@ -238,7 +238,7 @@ def _package(scenario: str) -> Any:
     try:
         import vizdoom
     except ImportError as error:
-        raise SeedbedError(f"{PREFIX}{scenario} needs ViZDoom ({error}): {INSTALL}") from error
+        raise SeedbedError(f"{PREFIX}{scenario} lacks a package ({error}): {INSTALL}") from error
     return vizdoom
 
 

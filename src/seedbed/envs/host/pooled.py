@@ -241,7 +241,7 @@ def _make(config: EnvPoolEnv, **ours: Any) -> Any:
     try:
         envpool: Any = importlib.import_module("envpool")
     except ImportError as error:
-        raise SeedbedError(f"{PREFIX}{config.id} needs EnvPool ({error}): {INSTALL}") from error
+        raise SeedbedError(f"{PREFIX}{config.id} lacks a package ({error}): {INSTALL}") from error
     known = envpool.list_all_envs()
     if config.id not in known:
         raise SeedbedError(
