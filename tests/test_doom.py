@@ -130,7 +130,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         DoomEnv("battle").make(1, 0)
     monkeypatch.setitem(sys.modules, "vizdoom", None)
-    with pytest.raises(SeedbedError, match=r"lacks a package \(.*\): pip install 'seedbed\[doom\]'"):
+    with pytest.raises(
+        SeedbedError, match=r"lacks a package \(.*\): pip install 'seedbed\[doom\]'"
+    ):
         DoomEnv("my_way_home").make(1, 0)
 
 

@@ -151,6 +151,16 @@ def test_what_envpool_must_not_return_ends_with_one_line(envpool: Any, fault: st
     assert "\n" not in str(told.value)
 
 
+def test_football_has_names_of_its_own() -> None:
+    config = registry.resolve("football/academy_corner")
+    assert config == EnvPoolEnv("gfootball/academy_corner-v1", frame_stack=4)
+    assert "football/5_vs_5" in registry.names()
+    with pytest.raises(
+        SeedbedError, match="Football has no scenario '5_vs_4'; did you mean 5_vs_5"
+    ):
+        registry.resolve("football/5_vs_4")
+
+
 def test_actions_that_are_no_choices_do_not_reach_the_game(envpool: Any) -> None:
     made = EnvPoolEnv("Counting-v0").make(2, 0)
     made.reset()
@@ -165,7 +175,9 @@ def test_without_the_package_one_line_says_what_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(SeedbedError, match=r"lacks a package \(.*\): pip install 'seedbed\[envpool\]'$"):
+    with pytest.raises(
+        SeedbedError, match=r"lacks a package \(.*\): pip install 'seedbed\[envpool\]'$"
+    ):
         EnvPoolEnv("Counting-v0").make(1, 0)
 
 

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
-from seedbed.envs.host.atari import FRAME_SKIP, SCREEN, AtariEnv
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.doom import DoomEnv
 from seedbed.policy import TrainedAgent, policy_of
 from seedbed.types import Array, SeedbedError
 from seedbed.viewer.recording import written_whole
 from seedbed.viewer.video import find_ffmpeg, start_encoder
 
-FPS = 60.0 / FRAME_SKIP
-"""Frames of a film in a second, of which each is an agent's step: the speed of the console."""
+Game = AtariEnv | DoomEnv
+"""Games that can be filmed: the same seed plays alike, once as the agent sees it and once for people."""
 MOST_STEPS = 27_000
 """The most steps of an episode that are filmed: half an hour of play, Atari's own limit."""
 
 
 def film_game(
-    config: AtariEnv,
+    config: Game,
     trained: TrainedAgent,
     episodes: int,
     seed: int,
@@ -35,8 +36,9 @@ def film_game(
     ffmpeg = find_ffmpeg()
     returns = []
     with written_whole(path, ".mp4") as partial:
-        height, width = SCREEN
-        encoder = start_encoder(ffmpeg, str(partial.absolute()), (width, height), FPS, ())
+        height, width = config.screen
+        size, rate = (width, height), config.steps_per_s
+        encoder = start_encoder(ffmpeg, str(partial.absolute()), size, rate, ())
         assert encoder.stdin is not None
         try:
             for episode in range(episodes):
@@ -55,11 +57,11 @@ def film_game(
 
 
 def _play(
-    config: AtariEnv, trained: TrainedAgent, seed: int, most_steps: int
+    config: Game, trained: TrainedAgent, seed: int, most_steps: int
 ) -> Iterator[tuple[Array, float]]:
-    """Plays one episode; yields its pictures uint8 `[210, 160, 3]` and the reward that came with each."""
-    whole = config.for_evaluation()
-    # The same game twice: the agent sees grey squares, the film the game's own picture.
+    """Plays one episode; yields its pictures uint8 `[H, W, 3]` and the reward that came with each."""
+    whole: Game = config.for_evaluation()
+    # The same game twice: the agent sees a small picture, the film the game's own.
     game, screen = whole.make(1, seed), whole.make_coloured(seed)
     try:
         policy = policy_of(trained, seed)
@@ -71,7 +73,8 @@ def _play(
             action = policy.act(timestep.observation, timestep.first, timestep.reward)
             timestep, seen = game.step(action), screen.step(action)
             if not np.array_equal(timestep.reward, seen.reward):
-                raise SeedbedError(f"{config.game} cannot be filmed: it does not play twice alike")
+                name = config.game if isinstance(config, AtariEnv) else config.scenario
+                raise SeedbedError(f"{name} cannot be filmed: it does not play twice alike")
     finally:
         game.close()
         screen.close()

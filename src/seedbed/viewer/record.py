@@ -12,14 +12,13 @@ import numpy as np
 
 from seedbed.arguments import checked
 from seedbed.envs.device.mujoco import MujocoTask
-from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
 from seedbed.policy import TrainedAgent, other_environment, policy_of, restore
 from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
-from seedbed.viewer.film import film_game
+from seedbed.viewer.film import Game, film_game
 from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
@@ -44,11 +43,11 @@ def show(
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
     the paths to write; None writes no such file. `trust` is that of `restore`. Raises SeedbedError if the
-    environment has no MuJoCo model, except for a video of an Atari game.
+    environment has no MuJoCo model, except for a video of a game of Atari or Doom.
     """
     trained = restore(run, newest=newest, trust=trust)
     config = trained.env if env is None else other_environment(trained, env, run)
-    if isinstance(config, AtariEnv) and html is None:
+    if isinstance(config, Game) and html is None:
         if video is not None:
             film_game(config, trained, episodes, seed, video)
         return
@@ -75,7 +74,7 @@ def record(
         return _on_device(config, trained, episodes, seed, title)
     if isinstance(config, GymEnv):
         return _in_gymnasium(config, trained, episodes, seed, title)
-    films = "; a video shows it" if isinstance(config, AtariEnv) else ", and is no Atari game"
+    films = "; a video shows it" if isinstance(config, Game) else ", and is no game of pixels"
     raise SeedbedError(f"{type(config).__name__} has no MuJoCo model to draw{films}")
 
 
@@ -115,7 +114,7 @@ def _in_gymnasium(
     """
     env: Any = gymnasium.make(config.id, **dict(config.kwargs)).unwrapped
     if not hasattr(env, "data") or not hasattr(env, "dt"):
-        raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no Atari game")
+        raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no game of pixels")
     limit = gymnasium.spec(config.id).max_episode_steps or 1000
     policy = policy_of(trained, seed)
     shown = []

@@ -275,9 +275,8 @@ def _score(run: Run) -> float:
 def _play(run: Run, episodes: int) -> Player:
     """Plays the policy with a run's best evaluation, or its newest; raises what the run's own code raises."""
     # These load JAX.
-    from seedbed.envs.host.atari import AtariEnv
     from seedbed.policy import restore
-    from seedbed.viewer.film import film_game
+    from seedbed.viewer.film import Game, film_game
     from seedbed.viewer.html import describe
     from seedbed.viewer.record import record
 
@@ -285,7 +284,7 @@ def _play(run: Run, episodes: int) -> Player:
     what = f"the policy of {run.name} after {trained.step:,} steps"
     if trained.member:
         what += f", {trained.member}"
-    if isinstance(trained.env, AtariEnv):
+    if isinstance(trained.env, Game):
         with tempfile.TemporaryDirectory() as folder:
             film = Path(folder) / "film.mp4"
             (score,) = film_game(trained.env, trained, 1, 0, film, MOST_FILMED)

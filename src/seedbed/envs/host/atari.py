@@ -59,6 +59,16 @@ class AtariEnv:
         """Returns the number of emulated frames in one step."""
         return FRAME_SKIP
 
+    @property
+    def screen(self) -> tuple[int, int]:
+        """Returns the height and width of the pictures of `make_coloured`."""
+        return SCREEN
+
+    @property
+    def steps_per_s(self) -> float:
+        """Returns how many steps make a second on the console."""
+        return 60.0 / FRAME_SKIP
+
     def for_evaluation(self) -> AtariEnv:
         """Returns a configuration that plays whole games: without `life_loss`."""
         return dataclasses.replace(self, life_loss=False)

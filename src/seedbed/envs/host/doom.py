@@ -31,6 +31,12 @@ PREFIX = "doom/"
 """How names of Doom's scenarios begin."""
 SIZE = (72, 128)
 """Height and width of an observation in pixels."""
+SCREEN = (240, 320)
+"""Height and width of a film."""
+_DRAWN = (120, 160)
+"""Height and width that an observation is shrunk from."""
+_TICS = 35
+"""Tics in a second."""
 INSTALL = "pip install 'seedbed[doom]'"
 """What installs ViZDoom."""
 _TIMEOUT = 2100
@@ -115,6 +121,20 @@ class DoomEnv:
         if self.frame_skip < 1:
             raise SeedbedError(f"frame_skip is {self.frame_skip}: a step needs 1 tic or more")
 
+    @property
+    def screen(self) -> tuple[int, int]:
+        """Returns the height and width of the pictures of `make_coloured`."""
+        return SCREEN
+
+    @property
+    def steps_per_s(self) -> float:
+        """Returns how many steps make a second for a person who watches."""
+        return _TICS / self.frame_skip
+
+    def make_coloured(self, seed: int) -> HostEnv:
+        """Makes one game that plays as that of `make(1, seed)`, to be filmed; it shows what a person sees."""
+        return GymHost(lambda: _Doom(self, coloured=True), f"{PREFIX}{self.scenario}", 1, seed)
+
     def for_evaluation(self) -> DoomEnv:
         """Returns the same configuration: training does not shorten its episodes."""
         return self
@@ -130,14 +150,21 @@ class DoomEnv:
 class _Doom(gymnasium.Env[Any, Any]):
     """A game; its process ends with this one."""
 
-    def __init__(self, config: DoomEnv) -> None:
+    def __init__(self, config: DoomEnv, coloured: bool = False) -> None:
         vizdoom = _package(config.scenario)
         self._scenario, self._skip = SCENARIOS[config.scenario], config.frame_skip
         self._buttons = [button for head in self._scenario.heads for button in head]
         self._starts = np.cumsum([0, *(len(head) for head in self._scenario.heads)])
-        screen = spaces.Box(0, 255, (*SIZE, 3), np.uint8)
+        size = SCREEN if coloured else SIZE
+        drawn = SCREEN if coloured else _DRAWN
+        # The nearest pixels, as Sample Factory takes them.
+        self._rows, self._columns = (
+            np.arange(n) * whole // n for n, whole in zip(size, drawn, strict=True)
+        )
+        screen = spaces.Box(0, 255, (*size, 3), np.uint8)
         self.observation_space: spaces.Space[Any] = screen
-        if self._scenario.variables:
+        self._shows_variables = bool(self._scenario.variables) and not coloured
+        if self._shows_variables:
             seen = spaces.Box(-np.inf, np.inf, (len(self._scenario.variables),), np.float32)
             self.observation_space = spaces.Dict({"screen": screen, "variables": seen})
         self.action_space = spaces.MultiDiscrete([len(head) + 1 for head in self._scenario.heads])
@@ -145,7 +172,7 @@ class _Doom(gymnasium.Env[Any, Any]):
         self._last: Any = None
         self._vizdoom, self._game = vizdoom, vizdoom.DoomGame()
         self._running = False
-        self._set_up(config)
+        self._set_up(config, drawn)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Opens an episode; a seed starts the game's random numbers."""
@@ -186,17 +213,18 @@ class _Doom(gymnasium.Env[Any, Any]):
         if state is None:
             # There is none after a death. What agents do not learn from is the observation before.
             return self._last
-        screen = state.screen_buffer[_rows()][:, _columns()]
+        screen = state.screen_buffer[self._rows][:, self._columns]
         self._last = screen
-        if variables := self._scenario.variables:
-            seen = [factor * self._variable(name) for name, factor in variables.items()]
+        if self._shows_variables:
+            factors = self._scenario.variables
+            seen = [factor * self._variable(name) for name, factor in factors.items()]
             self._last = {"screen": screen, "variables": np.array(seen, np.float32)}
         return self._last
 
     def _variable(self, name: str) -> float:
         return float(self._game.get_game_variable(getattr(self._vizdoom.GameVariable, name)))
 
-    def _set_up(self, config: DoomEnv) -> None:
+    def _set_up(self, config: DoomEnv, drawn: tuple[int, int]) -> None:
         viz, game, scenario = self._vizdoom, self._game, self._scenario
         file = _file(config.scenario)
         if not game.load_config(str(file)):
@@ -206,7 +234,8 @@ class _Doom(gymnasium.Env[Any, Any]):
         game.set_doom_config_path(str(settings))
         game.set_doom_scenario_path(str(file.with_suffix(".wad")))
         game.set_available_buttons([getattr(viz.Button, name) for name in self._buttons])
-        game.set_screen_resolution(viz.ScreenResolution.RES_160X120)
+        height, width = drawn
+        game.set_screen_resolution(getattr(viz.ScreenResolution, f"RES_{width}X{height}"))
         game.set_screen_format(viz.ScreenFormat.RGB24)
         game.set_render_hud(config.render_hud and "hud" in scenario.shown)
         game.set_render_crosshair("crosshair" in scenario.shown)
@@ -221,17 +250,6 @@ class _Doom(gymnasium.Env[Any, Any]):
             game.set_living_reward(scenario.living)
         if scenario.death is not None:
             game.set_death_penalty(scenario.death)
-
-
-@functools.cache
-def _rows() -> np.ndarray:
-    """Returns the rows of a screen that an observation has."""
-    return np.arange(SIZE[0]) * 120 // SIZE[0]
-
-
-@functools.cache
-def _columns() -> np.ndarray:
-    return np.arange(SIZE[1]) * 160 // SIZE[1]
 
 
 def _package(scenario: str) -> Any:

@@ -28,7 +28,8 @@ from seedbed.envs.host.gym import (
     of_package,
     require_id,
 )
-from seedbed.envs.host.pooled import PREFIX, EnvPoolEnv
+from seedbed.envs.host.pooled import FOOTBALL, PREFIX, EnvPoolEnv, football
+from seedbed.envs.host.pooled import SCENARIOS as MATCHES
 from seedbed.envs.specs import spec_of
 from seedbed.named import import_named
 from seedbed.nearest import did_you_mean, require_options
@@ -95,6 +96,8 @@ def resolve(name: str) -> HostEnvConfig | Environment:
         found = _on_device(device[_plain(name)])
         assert found is not None, "the table names on-device environments"
         return found
+    if name.startswith(FOOTBALL):
+        return football(name.removeprefix(FOOTBALL))
     if name.startswith(DOOM):
         return DoomEnv(name.removeprefix(DOOM))
     if name.startswith("ALE/"):
@@ -139,8 +142,9 @@ def advice(value: Any) -> str:
 def names() -> list[str]:
     """Returns all short names, sorted: Atari games, on-device environments and others of Gymnasium."""
     taken = {_plain(name) for name in (*games(), *ON_DEVICE)}
-    others = (name for name in _gymnasium_names() if name not in taken)
-    return sorted([*games(), *ON_DEVICE, *others, *(f"{DOOM}{name}" for name in SCENARIOS)])
+    others = [name for name in _gymnasium_names() if name not in taken]
+    others += [f"{DOOM}{name}" for name in SCENARIOS] + [f"{FOOTBALL}{name}" for name in MATCHES]
+    return sorted([*games(), *ON_DEVICE, *others])
 
 
 def to_json(config: HostEnvConfig) -> dict[str, Any]:
