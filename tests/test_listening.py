@@ -242,6 +242,8 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
         ("{tmp}/silent", "does not listen: start it with seedbed train"),
         ("{tmp}/gorila", "has --runtime paramserver, whose learners have actors of their own"),
         ("{tmp} --processes -1", "--processes is -1"),
+        ("{tmp} --python {tmp}/python", "python cannot be started ([Errno 2]"),
+        ("{tmp} --python /bin/false", "--python /bin/false cannot import seedbed"),
         ("", "required"),
     ],
 )
@@ -259,6 +261,19 @@ def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, request, 
     assert status in ([ExitStatus.TRY_AGAIN] if later else [ExitStatus.FAILED, ExitStatus.USAGE])
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+
+
+def test_an_actor_goes_on_in_another_python(tmp_path):
+    """Which is this one again, in a script that notes how it is called."""
+    other, noted = tmp_path / "python", tmp_path / "noted"
+    other.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nexec {sys.executable} "$@"\n')
+    other.chmod(0o700)
+    log = tmp_path / "log"
+    started = run_seedbed(log, f"actor nowhere --python {other} --give-up-after 1e-3 --envs=2")
+    assert started.wait(60) == ExitStatus.TRY_AGAIN
+    _, again = noted.read_text().splitlines()
+    assert again == "-m seedbed actor nowhere --give-up-after 1e-3 --envs=2"
+    assert "did not begin within 0.001 s" in log.read_text()
 
 
 def test_actors_wait_for_a_run_that_has_not_begun(tmp_path):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from seedbed.actors.host import Host, HostOptions
 from seedbed.actors.link import RunFinished
@@ -15,6 +19,7 @@ from seedbed.machine import require_linux, usable_cores
 from seedbed.printable import printable
 from seedbed.streams.addresses import LOOPBACK
 from seedbed.streams.credentials import ADDRESS, ENDED, FOLDER, KEY, ActorKey
+from seedbed.streams.supervisor import last_line
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
@@ -52,6 +57,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="a module whose environments the learner may ask for, as module:factory; may be repeated",
     )
     parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the Python whose packages the environments need, if it is another one; it must have seedbed",
+    )
+    parser.add_argument(
         "--insecure",
         action="store_true",
         help="plaintext, for a run with --insecure on this machine",
@@ -67,6 +77,8 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
     actor, if its environments cannot work, or if there was no learner for longer than --give-up-after.
     """
     require_linux("seedbed actor", "start it on a Linux machine")
+    if given.python is not None:
+        _go_on_in(given.python)
     for name in ("processes", "envs"):
         if getattr(given, name) < 0:
             raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")
@@ -102,6 +114,29 @@ def serve_run(
     host = Host(ActorKey.read(key or listening / KEY), published, options, insecure, tell)
     tell(f"looking for the learner of {printable(run)}")
     return host.run(stop)
+
+
+def _go_on_in(python: str) -> NoReturn:
+    """Goes on as the same command of another Python; raises SeedbedError if that has no seedbed."""
+    try:
+        probe = [python, "-c", "import seedbed.actors.command"]
+        tried = subprocess.run(probe, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SeedbedError(
+            f"--python {python} cannot be started ({error}): give the path of an interpreter, such as "
+            "VENV/bin/python"
+        ) from error
+    if tried.returncode:
+        raise SeedbedError(
+            f"--python {python} cannot import seedbed ({last_line(tried.stderr)}): install it there with "
+            f"{python} -m pip install -r requirements-actor.txt and --no-deps ."
+        )
+    rest, left_out = [], False
+    for word in sys.argv[2:]:
+        if not (left_out or word == "--python" or word.startswith("--python=")):
+            rest.append(word)
+        left_out = word == "--python"
+    os.execv(python, [python, "-m", "seedbed", "actor", *rest])
 
 
 def is_address(where: str) -> bool:
