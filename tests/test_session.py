@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import threading
@@ -12,8 +13,9 @@ import pytest
 
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
+from seedbed.run.interval import Interval
 from seedbed.run.runtime import Progress, Snapshot
-from seedbed.run.session import Session, _after, _Interval
+from seedbed.run.session import Session, _after
 from seedbed.run.signals import stopping_signals
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import LearnerState, SeedbedError
@@ -89,13 +91,15 @@ def test_what_fails_after_a_failure_does_not_hide_it():
 
 def test_rates_are_of_the_time_since_the_line_before(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("seedbed.run.session.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        "seedbed.run.interval.time", types.SimpleNamespace(monotonic=lambda: now[0])
+    )
     counts, passed = [0], []
     meter = types.SimpleNamespace(read=lambda seconds: passed.append(seconds) or {"x": len(passed)})
     runtime = types.SimpleNamespace(
         meter=lambda: meter, progress=lambda: types.SimpleNamespace(transitions=counts[0])
     )
-    interval = _Interval(runtime)  # type: ignore[arg-type]
+    interval = Interval(runtime)  # type: ignore[arg-type]
     found = []
     for transitions, left_out in ((100, 0.0), (300, 0.0), (300, 0.0), (500, 10.0)):
         counts[0] = transitions
@@ -110,7 +114,14 @@ class Diverging:
     """A runtime whose third snapshot, and all after it, is not finite."""
 
     options = types.SimpleNamespace(
-        steps=100, evaluate_every=0, log_every_s=60.0, checkpoint_every_s=1e-6, keep_checkpoints=3
+        steps=100,
+        evaluate_every=0,
+        log_every_s=60.0,
+        checkpoint_every_s=1e-6,
+        keep_checkpoints=3,
+        until_return=math.inf,
+        until_stale=0,
+        max_minutes=math.inf,
     )
     frame_skip = 1
 

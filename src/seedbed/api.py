@@ -57,8 +57,9 @@ def train(
     `interrupted` (bool) and `run` (the folder).
 
     `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
-    values, by the calling thread, every `log_every_s` seconds and once at the end. If it raises an
-    Exception, a message says so and training goes on.
+    values, by the calling thread, every `log_every_s` seconds and once at the end. If it
+    returns True, the run is saved, evaluated and ended. If it raises an Exception, a message says so and
+    training goes on.
 
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
     or environment, and the run keeps its saved configuration; a configuration replaces the saved one.

@@ -87,6 +87,10 @@ class CentralRun:
         env_steps = self._setup.source.env_steps
         return Progress(env_steps, self._setup.learning.updates, env_steps)
 
+    def recent_episodes(self) -> dict[str, float]:
+        """Returns the count of episodes, and means of the last 100."""
+        return self._setup.acting.episodes.summary()
+
     def meter(self) -> CentralMeter:
         """Starts measurements; the first interval begins now."""
         return CentralMeter(self._setup, self._evaluations_cpu)

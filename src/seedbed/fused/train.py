@@ -154,6 +154,10 @@ class FusedRun:
         """Returns None: there are no threads."""
         return None
 
+    def recent_episodes(self) -> dict[str, float]:
+        """Returns the count of episodes of all members, and means of the recent ones."""
+        return RecentEpisodes.summary(self.episodes)
+
     def meter(self) -> FusedMeter:
         """Starts measurements; the first interval begins now."""
         return FusedMeter(self)
@@ -231,7 +235,7 @@ class FusedMeter:
         env = {} if run.report is None else run.report.env_metrics
         busy_s, self._busy_s = run.busy_s - self._busy_s, run.busy_s
         return {
-            **RecentEpisodes.summary(run.episodes),
+            **run.recent_episodes(),
             **run.learned,
             **{f"env/{name}": np.mean(v) for name, v in env.items() if "episode_" not in name},
             **_shares(busy_s / passed_s),

@@ -32,15 +32,11 @@ class ClusterMeter:
         """
         last, now = self._last, self._totals()
         self._last = now
-        cluster = self._cluster
-        # The last report of a learner that is gone says nothing about the others.
-        reports = [
-            keeper.report for keeper in cluster.learners if keeper.connected and keeper.report
-        ]
+        cluster, reports = self._cluster, reports_of(self._cluster)
         gone = now - last  # a Counter leaves out what has not grown
         pushes = sum(gone[fate] for fate in _FATES)
         return {
-            **_episodes(reports),
+            **episodes_of(reports),
             **_means([report["metrics"] for report in reports]),
             **self._shares.update(self._counters(now)),
             "replay/items": sum(keeper.report.get("items", 0) for keeper in cluster.replay),
@@ -123,7 +119,12 @@ def _staleness(counts: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _episodes(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def reports_of(cluster: Cluster) -> list[dict[str, Any]]:
+    """Returns the last reports of the learners that are there: others say nothing about the run now."""
+    return [keeper.report for keeper in cluster.learners if keeper.connected and keeper.report]
+
+
+def episodes_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the statistics of episodes of all learners: means of theirs, but the sum of their counts."""
     found = _means([report["episodes"] for report in reports])
     if "episodes" in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 from seedbed.central.evaluation import Evaluation
 from seedbed.paramserver.cluster import Cluster, Cut
-from seedbed.paramserver.meter import ClusterMeter
+from seedbed.paramserver.meter import ClusterMeter, episodes_of, reports_of
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.evaluation import compile_play
 from seedbed.run.folder import RunFolder
@@ -77,6 +78,11 @@ class ClusterRun:
         first = self._cluster.parameters[0].report
         steps, version = first.get("total_steps", 0), first.get("version", [0, 0])
         return Progress(steps, version[1], steps)
+
+    def recent_episodes(self) -> dict[str, float]:
+        """Returns the count of episodes of all learners, and the mean of their means of the last 100."""
+        none = {"episodes": 0.0, "episode_return_mean": math.nan}
+        return none | episodes_of(reports_of(self._cluster))
 
     def meter(self) -> ClusterMeter:
         """Starts measurements; the first interval begins now."""

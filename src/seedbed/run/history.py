@@ -61,6 +61,7 @@ class RunSegment:
         `interrupted` tells at the end whether a signal has stopped the run.
         """
         self._run, self._interrupted, self._warn = run, interrupted, warn
+        self.reason = ""  # why it ended before its steps, if it did
         self._stints = read_history(run.path)
         self._stint: dict[str, Any] = {
             "term": run.term,
@@ -90,6 +91,8 @@ class RunSegment:
         elif failure is not None:
             outcome = "interrupted"
         self._stint |= {"ended": time.time(), "outcome": outcome}
+        if self.reason:
+            self._stint["reason"] = self.reason
         self._write()
 
     def _write(self) -> None:

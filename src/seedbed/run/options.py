@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Literal, Self
 
 from seedbed.arguments import require_fields
 from seedbed.machine import require_linux, usable_cores
-from seedbed.run.sizes import require_sizes, require_unrolls
+from seedbed.run.sizes import require_batch, require_sizes, require_unrolls
 from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
@@ -29,6 +30,12 @@ class RuntimeConfig:
     """Transitions between evaluations. One more is at the end of the run; 0 means only that one."""
     evaluate_episodes: int = 8
     """Number of episodes in an evaluation."""
+    until_return: float = math.inf
+    """End when the mean return of the last 100 episodes, and then an evaluation, have reached this."""
+    until_stale: int = 0
+    """End when no evaluation has been better for this many transitions; 0 is never."""
+    max_minutes: float = math.inf
+    """End after this many minutes of training, those before --resume among them."""
     checkpoint_every_s: float = 300.0
     """Seconds between checkpoints."""
     keep_checkpoints: int = 3
@@ -48,6 +55,16 @@ class RuntimeConfig:
             at_least(field, getattr(self, field), 1)
         require_seed(self.seed)
         at_least("evaluate_every", self.evaluate_every, 0)
+        at_least("until_stale", self.until_stale, 0)
+        for field in ("until_return", "max_minutes"):
+            if math.isnan(getattr(self, field)):
+                raise SeedbedError(f"{field} is nan: give a number, or leave it out")
+        at_least("max_minutes", self.max_minutes, 0)
+        if self.until_stale and not self.evaluate_every:
+            raise SeedbedError(
+                f"until_stale is {self.until_stale}, and evaluate_every is 0: without evaluations nothing is "
+                "stale; give transitions between them, too"
+            )
         for field in ("checkpoint_every_s", "log_every_s"):
             at_least(field, getattr(self, field), 0.1)
 
@@ -150,7 +167,7 @@ class CentralConfig(_HostConfig):
             envs = self.envs_per_actor or _ENVS_PER_ACTOR
         _require_groups(envs)
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
-        _require_batch(agent, envs // GROUPS, config.groups, len(self.learner_devices))
+        require_batch(agent, envs // GROUPS, config.groups, len(self.learner_devices))
         if config.groups < len(self.inference_devices):
             raise SeedbedError(
                 f"{len(self.inference_devices)} inference devices for the {config.groups} groups of "
@@ -321,7 +338,7 @@ class ParamServerConfig(_HostConfig):
                 "pushes of several learners would mix: give --agent.epochs 1 --agent.minibatches 1, or train "
                 "it with --runtime central"
             )
-        _require_batch(agent, self.group_size, self.groups, 1)
+        require_batch(agent, self.group_size, self.groups, 1)
         return self
 
 
@@ -330,30 +347,6 @@ def _require_groups(envs: int) -> None:
         raise SeedbedError(
             f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an even "
             "number with --envs-per-actor"
-        )
-
-
-def _require_batch(agent: Agent, group: int, groups: int, devices: int) -> None:
-    """Raises SeedbedError unless a batch divides evenly among groups, devices and minibatches.
-
-    A learner has `groups` groups of `group` environments, which must be enough for an on-policy batch.
-    """
-    unrolls, batch = on_policy(agent), agent.experience.batch
-    if unrolls is not None and batch % group:
-        raise SeedbedError(
-            f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
-            "group, half of those of an actor; change --agent.batch or --envs-per-actor"
-        )
-    many = unrolls is not None and not unrolls.synchronous
-    if many and batch > 2 * groups * group:
-        raise SeedbedError(
-            f"agent.batch is {batch} unrolls, but a learner has only {groups * group} environments: lower "
-            "--agent.batch, or raise --actors, --envs-per-actor or --stream-groups (with --listen)"
-        )
-    if batch % (devices * agent.minibatches):
-        raise SeedbedError(
-            f"agent.batch is {batch}: it must divide by {devices} learner devices x "
-            f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
         )
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from seedbed.types import LearnerState, SeedbedError, Tree
 
-OnMetrics: TypeAlias = Callable[[dict[str, Any]], None]
-"""A function that gets each line of metrics as it is written: names and plain values, None for NaN. The
+OnMetrics: TypeAlias = Callable[[dict[str, Any]], Any]
+"""A function that gets each line of metrics as it is written: names and plain values, None for NaN. If it
+returns True, the run is saved, evaluated and ended. The
 thread that called `train` calls it, and reports and checkpoints wait while it works; in the fused runtime,
 training does, too. If it raises an Exception, that is told, but not again until it has taken a line, and
 training goes on."""
@@ -55,6 +56,21 @@ class SessionOptions(Protocol):
     @property
     def evaluate_episodes(self) -> int:
         """Episodes in an evaluation."""
+        ...
+
+    @property
+    def until_return(self) -> float:
+        """The return at which the run ends; infinity is never."""
+        ...
+
+    @property
+    def until_stale(self) -> int:
+        """Transitions without a better evaluation after which the run ends; 0 is never."""
+        ...
+
+    @property
+    def max_minutes(self) -> float:
+        """Minutes of training after which the run ends; infinity is never."""
         ...
 
     @property
@@ -192,6 +208,10 @@ class Runtime(Protocol):
 
     def progress(self) -> Progress:
         """Returns the counts so far."""
+        ...
+
+    def recent_episodes(self) -> dict[str, float]:
+        """Returns `episodes`, the count so far, and `episode_return_mean` of about the last 100."""
         ...
 
     def meter(self) -> Meter:

@@ -18,11 +18,13 @@ from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import METRICS, RunFolder, TakenOver
 from seedbed.run.history import RunSegment
+from seedbed.run.interval import Interval
 from seedbed.run.lines import last_wall_s
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
+from seedbed.run.stopping import StoppingRules
 from seedbed.run.update import TrainingDiverged, require_finite_state
 from seedbed.types import SeedbedError, StorageError, Tree
 
@@ -47,6 +49,7 @@ class Session:
         self._evaluating: Snapshot | None = None  # the snapshot that is being evaluated
         self._newest: Snapshot | None = None  # that of the newest checkpoint, without its arrays
         self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
+        self._reason = ""  # why the run ends before its steps, if no signal ends it
 
     def __enter__(self) -> Session:
         self.interruption = self._stack.enter_context(stopping_signals(self.view.message))
@@ -100,8 +103,10 @@ class Session:
         """
         begun = time.time() - (time.monotonic() - self._begun)
         at, warn = self.start.env_steps, self.view.message
-        with RunSegment(self.run, begun, at, self.interrupted, warn):
-            return self._train(runtime)
+        with RunSegment(self.run, begun, at, self.interrupted, warn) as segment:
+            summary = self._train(runtime)
+            segment.reason = self._reason
+            return summary
 
     def _train(self, runtime: Runtime) -> dict[str, Any]:
         self._runtime, self._options = runtime, runtime.options
@@ -118,7 +123,8 @@ class Session:
         )
         failure: BaseException | None = None
         runtime.start()
-        self._log_line, self._view_line = _Interval(runtime), _Interval(runtime)
+        self._rules = StoppingRules(runtime)
+        self._log_line, self._view_line = Interval(runtime), Interval(runtime)
         try:
             self._loop()
         except Exception as error:
@@ -162,11 +168,17 @@ class Session:
                 self._want("save")
             # At the end of the run, `_finish` evaluates in any case.
             env_steps = runtime.progress().env_steps
-            if next_evaluation <= env_steps < options.steps and self._evaluation is None:
-                next_evaluation = self._next_evaluation()
-                self._want("evaluate")
+            if env_steps < options.steps and self._evaluation is None:
+                due = next_evaluation <= env_steps
+                if due or ("evaluate" not in self._wanted and self._rules.asks_for_evaluation()):
+                    next_evaluation = self._next_evaluation()
+                    self._want("evaluate")
             self._serve_snapshot()
             self._collect_evaluation()
+            if reason := self._rules.reason(self._wall_s()):
+                self._reason = reason
+                self.view.message(f"ending: {reason}")
+                break
 
     def _finish(self) -> dict[str, Any]:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
@@ -177,7 +189,7 @@ class Session:
         last = self._save_last()
         self._end_evaluation(self.interrupted)
         failure: Exception | None = None
-        if last is not None and not self.interrupted():
+        if last is not None and not (self.interrupted() or self._rules.confirmed):
             self.view.message(f"trained; evaluating {self._options.evaluate_episodes} episodes")
             self._begin_evaluation(last)
             failure = self._end_evaluation(self.interrupted)
@@ -197,7 +209,8 @@ class Session:
             return
         failed, self._listener_failed = self._listener_failed, False
         try:
-            self._on_metrics(line)
+            if self._on_metrics(line) is True:
+                self._rules.ask("on_metrics")
         except Exception as error:
             self._listener_failed = True
             if not failed:
@@ -207,7 +220,7 @@ class Session:
     def _wall_s(self) -> float:
         return self.start.wall_s + time.monotonic() - self._begun
 
-    def _line(self, interval: _Interval) -> dict[str, Any]:
+    def _line(self, interval: Interval) -> dict[str, Any]:
         """Returns one line of metrics; rates and shares are of the time since the last line of `interval`."""
         progress, skip = self._runtime.progress(), self._runtime.frame_skip
         rate, figures = interval.read()
@@ -361,27 +374,8 @@ class Session:
             at = {"evaluation/env_steps": snapshot.step}
             self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()} | at
             self.view.message(f"evaluation at {snapshot.step:,} steps: return {score.text}")
+            self._rules.take_score(snapshot.step, score)
         return score
-
-
-class _Interval:
-    """The time since the last line of metrics of one kind."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._meter = runtime, runtime.meter()
-        self._at, self._transitions = time.monotonic(), runtime.progress().transitions
-
-    def read(self) -> tuple[float, dict[str, Any]]:
-        """Returns the transitions per second, and the runtime's metrics; starts the next interval."""
-        now, transitions = time.monotonic(), self._runtime.progress().transitions
-        passed_s = max(now - self._at, 1e-9)
-        rate = (transitions - self._transitions) / passed_s
-        self._at, self._transitions = now, transitions
-        return rate, self._meter.read(passed_s)
-
-    def leave_out(self, seconds: float) -> None:
-        """Makes the interval begin this much later."""
-        self._at += seconds
 
 
 @contextlib.contextmanager

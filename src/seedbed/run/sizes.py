@@ -8,6 +8,7 @@ from seedbed.types import (
     Replay,
     SeedbedError,
     differentiates,
+    on_policy,
     plays_episodes,
 )
 
@@ -64,3 +65,27 @@ def _experience(agent: Agent) -> OnPolicy | Replay:
             f"{type(agent).__name__}.experience failed: {type(error).__name__}: {error}; it is read before "
             "`spec` is filled in"
         ) from error
+
+
+def require_batch(agent: Agent, group: int, groups: int, devices: int) -> None:
+    """Raises SeedbedError unless a batch divides evenly among groups, devices and minibatches.
+
+    A learner has `groups` groups of `group` environments, which must be enough for an on-policy batch.
+    """
+    unrolls, batch = on_policy(agent), agent.experience.batch
+    if unrolls is not None and batch % group:
+        raise SeedbedError(
+            f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
+            "group, half of those of an actor; change --agent.batch or --envs-per-actor"
+        )
+    many = unrolls is not None and not unrolls.synchronous
+    if many and batch > 2 * groups * group:
+        raise SeedbedError(
+            f"agent.batch is {batch} unrolls, but a learner has only {groups * group} environments: lower "
+            "--agent.batch, or raise --actors, --envs-per-actor or --stream-groups (with --listen)"
+        )
+    if batch % (devices * agent.minibatches):
+        raise SeedbedError(
+            f"agent.batch is {batch}: it must divide by {devices} learner devices x "
+            f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
+        )
