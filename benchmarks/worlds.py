@@ -91,8 +91,8 @@ def main() -> None:
     left_out = f" Not installed there: {', '.join(missing)}." if missing else ""
     PAGE.write_text(
         "# Worlds\n\nOne environment of each family, trained for "
-        f"{args.steps:,} steps with its default agent: on the host with two actor processes, on the device in "
-        "the fused runtime. Steps a second are of the run without its start; so few steps tell little."
+        f"{args.steps:,} steps with its default agent: on the host with two actor processes, on the device "
+        "in the fused runtime. Steps a second are of the run without its start; so few steps tell little."
         f"{left_out}\n\n{text}\n\nCommit {head()}; {usable_cores():g} cores of {cpu_name()}. Command: "
         "`seedbed bench worlds`.\n"
     )
