@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from seedbed import cache
 from seedbed.testing.counting import CountingEnvironment
 
-IDS = ["Counting-v0", "Image-v0", "Dict-v0", "Duel-v0"]
+IDS = ["Counting-v0", "Image-v0", "Dict-v0", "Duel-v0", "Engine-v0"]
 TINY = np.finfo(np.float64).tiny
 IMAGE = spaces.Box(0, 255, (3, 8, 16), np.uint8)
 DICT = spaces.Dict(
@@ -28,6 +29,12 @@ def list_all_envs() -> list[str]:
     return IDS
 
 
+def make_spec(task_id: str) -> types.SimpleNamespace:
+    """Returns what EnvPool knows of an environment before it is made."""
+    engine = {"vzd_path": "/nowhere/vizdoom"} if task_id == "Engine-v0" else {}
+    return types.SimpleNamespace(config=types.SimpleNamespace(**engine))
+
+
 def make(
     task_id: str,
     env_type: str,
@@ -36,8 +43,10 @@ def make(
     env_seed: list[int],
     fault: str = "",
     max_num_players: int = 1,
+    vzd_path: str = "",
 ) -> Pool:
     """Makes a pool, as EnvPool does."""
+    assert (task_id == "Engine-v0") == vzd_path.startswith(str(cache.directory("doom")))
     assert env_type == "gymnasium" and num_threads >= 1
     assert all(0 <= seed < 1 << 31 for seed in env_seed) and len(env_seed) == num_envs
     return Pool(task_id, env_seed, fault, 2 if task_id == "Duel-v0" else max_num_players)

@@ -103,10 +103,14 @@ def test_an_engine_ends_with_the_process_that_started_it() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        (engine,) = psutil.Process(process.pid).children()
+        watcher, engine = psutil.Process(process.pid).children(True)
+        words = engine.cmdline()
+        game = words[words.index("+viz_instance_id") + 1]
+        shared = list(Path("/dev/shm").glob(f"ViZDoom*{game}"))
+        assert len(shared) == 3
         os.kill(process.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs([engine], timeout=20)
-    assert gone and not alive
+    _, alive = psutil.wait_procs([watcher, engine], timeout=20)
+    assert not alive and not any(path.exists() for path in shared)
 
 
 WRONG = {

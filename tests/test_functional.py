@@ -29,7 +29,7 @@ def test_steps_are_those_of_the_package_and_its_limit_truncates() -> None:
     """Every step is replayed with the package's own functions and the adapter's keys."""
     env = Functional(factory=WALK, kwargs={"slip": 0.5}, params={"goal": 2})
     task, own = training(env), theirs.Walk(0.5)
-    params = theirs.WalkParams(goal=2, max_steps_in_episode=2**31 - 2)
+    params = theirs.WalkParams(goal=2)
     assert env.episode_steps == 12 and env.spec.action == Discrete(2)
     assert env.spec.observation == ArraySpec((2,), "float32")
     step, reset = simd.vectorize(task.step), simd.vectorize(task.reset)
@@ -38,7 +38,7 @@ def test_steps_are_those_of_the_package_and_its_limit_truncates() -> None:
     for _ in range(60):
         action = jnp.asarray(rng.integers(0, 2, 64), jnp.int32)
         inner, ended = state.inner, state.timestep.terminated | state.timestep.truncated
-        ((walker, keys), _), _ = inner
+        ((walker, keys, count), _), _ = inner
         after = step(state, action)
         uses = jax.vmap(lambda key: jax.random.split(key)[1])(keys)
         seen, _, reward, done, _ = jax.vmap(own.step_env, (0, 0, 0, None))(
@@ -53,12 +53,32 @@ def test_steps_are_those_of_the_package_and_its_limit_truncates() -> None:
             rtol=1e-6,
         )
         np.testing.assert_array_equal(np.asarray(now.reward)[goes_on], np.asarray(reward)[goes_on])
+        # An end in the last step that the limit allows is a truncation, whatever else it is.
+        within = np.asarray(count + 1 < 12)
         np.testing.assert_array_equal(
-            np.asarray(now.terminated)[goes_on], np.asarray(done)[goes_on]
+            np.asarray(now.terminated)[goes_on], (np.asarray(done) & within)[goes_on]
         )
+        assert (np.asarray(now.truncated) == ~within)[goes_on].all()
         ends += np.asarray(now.terminated).sum(), np.asarray(now.truncated).sum()
         state = after
     assert ends.min() > 20
+
+
+def test_a_limit_of_ones_own_takes_the_place_of_the_package_s() -> None:
+    def last(**options: Any) -> tuple[int, bool, bool]:
+        env = Functional(factory=WALK, params={"goal": 99}, **options)
+        task = training(env)
+        state = jax.jit(task.reset)(jax.random.key(0))
+        for count in range(1, 41):
+            state = jax.jit(task.step)(state, jnp.int32(1))
+            now = state.timestep
+            if now.terminated or now.truncated:
+                return count, bool(now.terminated), bool(now.truncated)
+        return 0, False, False
+
+    assert last() == (12, False, True)
+    assert last(limit=20) == (20, False, True)
+    assert last(limit=0) == (0, False, False)
 
 
 def test_what_lacks_parameters_and_resets_is_taken_as_it_is() -> None:

@@ -269,7 +269,7 @@ def test_an_actor_goes_on_in_another_python(tmp_path):
     other.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nexec {sys.executable} "$@"\n')
     other.chmod(0o700)
     log = tmp_path / "log"
-    started = run_seedbed(log, f"actor nowhere --python {other} --give-up-after 1e-3 --envs=2")
+    started = run_seedbed(log, f"actor nowhere --pyth {other} --give-up-after 1e-3 --envs=2")
     assert started.wait(60) == ExitStatus.TRY_AGAIN
     _, again = noted.read_text().splitlines()
     assert again == "-m seedbed actor nowhere --give-up-after 1e-3 --envs=2"

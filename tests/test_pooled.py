@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import fake_envpool
 from seedbed import strict_json
+from seedbed.config import flags, resolve
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.pooled import EnvPoolEnv
 from seedbed.testing.counting import ENV, CountingChecker
@@ -151,6 +153,11 @@ def test_what_envpool_must_not_return_ends_with_one_line(envpool: Any, fault: st
     assert "\n" not in str(told.value)
 
 
+def test_doom_s_engine_is_started_by_what_ends_it(envpool: Any) -> None:
+    made = EnvPoolEnv("Engine-v0").make(1, 0)
+    assert made.spec.action == Discrete(1000)
+
+
 def test_football_has_names_of_its_own() -> None:
     config = registry.resolve("football/academy_corner")
     assert config == EnvPoolEnv("gfootball/academy_corner-v1", frame_stack=4)
@@ -182,15 +189,20 @@ def test_without_the_package_one_line_says_what_installs_it(
 
 
 def test_a_configuration_survives_json_and_files_in_it_are_code() -> None:
-    config = EnvPoolEnv("A-v1", 4, ("HEALTH",), 2, {"frame_skip": 4, "size": (1, 2)})
+    config: Any = EnvPoolEnv("A-v1", 4, ("HEALTH",), 2, {"frame_skip": 4, "size": (1, 2)})
     data = strict_json.loads(strict_json.dumps(registry.to_json(config)))
     assert registry.from_json(data) == EnvPoolEnv(
         "A-v1", 4, ("HEALTH",), 2, {"frame_skip": 4, "size": [1, 2]}
     )
     assert config.frame_skip == 4 and EnvPoolEnv("A-v1").frame_skip == 1
     assert registry.code_of(config) == ""
-    risky = EnvPoolEnv("VizdoomCustom-v1", kwargs={"vzd_path": "/tmp/program"})
-    assert registry.code_of(risky) == "envpool:/tmp/program"
+    for options in ({"vzd_path": "+x"}, {"game_args": "+x"}, {"many": [1, {"a": ["+x"]}]}):
+        assert registry.code_of(EnvPoolEnv("D1Basic-v1", kwargs=options)) in (
+            "envpool:+x",
+            "envpool:a",
+        )
+    name = "cartpole/envpool:Evil"
+    assert flags.command(dataclasses.replace(resolve.train_config("cartpole"), name=name)) == ""
     assert set(versions.of(config)) <= {"envpool"}
 
 

@@ -53,21 +53,22 @@ def test_a_return_must_be_reached_by_100_episodes_and_by_an_evaluation() -> None
     assert not rules.reason(0.0) and not rules.asks_for_evaluation(), "the same episodes ask once"
     runtime.episodes = 220
     assert rules.asks_for_evaluation() and not rules.confirmed
+    rules.take_score(3, None)
+    rules.take_score(3, score(11.0))
+    assert not rules.confirmed, "the evaluation that was asked for has failed"
+    runtime.episodes = 320
+    assert rules.asks_for_evaluation()
     rules.take_score(3, score(10.0))
     assert rules.confirmed
     assert rules.reason(0.0) == "the return of 10 is reached: 10.00 in an evaluation"
 
 
 def test_what_does_not_get_better_is_stale() -> None:
-    runtime: Any = Counts(until_stale=100)
-    rules = StoppingRules(runtime)
-    runtime.env_steps = 500
-    assert not rules.reason(0.0), "there was no evaluation yet"
-    for at, value in ((500, 1.0), (550, 0.5), (590, 2.0), (680, 2.0)):
-        runtime.env_steps = at
-        rules.take_score(at, score(value))
+    rules = StoppingRules(Counts(until_stale=100))  # type: ignore[arg-type]
+    for at, value in ((500, 1.0), (550, 0.5), (590, 2.0), (680, 2.0), (689, None)):
+        rules.take_score(at, None if value is None else score(value))
         assert not rules.reason(0.0)
-    runtime.env_steps = 690
+    rules.take_score(690, score(1.9))
     assert rules.reason(0.0) == "no evaluation in 100 steps was better than 2.00 at 590 steps"
 
 
@@ -121,11 +122,15 @@ def test_time_that_is_over_ends_a_run_at_once(tmp_path: Path, capsys: Any) -> No
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"until_return": math.nan}, "until_return is nan: give a number, or leave it out"),
     "text": ({"until_return": "many"}, "until_return is 'many', a str: give"),
+    "evaluations that are too far apart": (
+        {"until_stale": 500_000, "evaluate_every": 1_000_000},
+        "until_stale is 500000 and evaluate_every 1000000: evaluations tell what is stale",
+    ),
     "negative minutes": ({"max_minutes": -1.0}, "max_minutes is -1"),
     "negative staleness": ({"until_stale": -1}, "until_stale is -1"),
     "nothing to be stale": (
         {"until_stale": 5, "evaluate_every": 0},
-        "until_stale is 5, and evaluate_every is 0: without evaluations nothing is stale",
+        "until_stale is 5 and evaluate_every 0: evaluations tell what is stale",
     ),
 }
 

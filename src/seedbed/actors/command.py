@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,6 +119,7 @@ def serve_run(
 
 def _go_on_in(python: str) -> NoReturn:
     """Goes on as the same command of another Python; raises SeedbedError if that has no seedbed."""
+    python = shutil.which(python) or python
     try:
         probe = [python, "-c", "import seedbed.actors.command"]
         tried = subprocess.run(probe, capture_output=True, text=True, timeout=120)
@@ -133,9 +135,12 @@ def _go_on_in(python: str) -> NoReturn:
         )
     rest, left_out = [], False
     for word in sys.argv[2:]:
-        if not (left_out or word == "--python" or word.startswith("--python=")):
+        # argparse takes the beginning of an option's name, too.
+        name, equals, _ = word.partition("=")
+        named = name.startswith("--py") and "--python".startswith(name)
+        if not (left_out or named):
             rest.append(word)
-        left_out = word == "--python"
+        left_out = named and not equals
     os.execv(python, [python, "-m", "seedbed", "actor", *rest])
 
 

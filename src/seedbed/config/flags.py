@@ -104,8 +104,8 @@ def command(config: TrainConfig) -> str:
     """
     env, _, agent = config.name.rpartition("/")
     own = {"", code_of(config.env), *map(_path, (config.env, config.agent))}
-    strange = {part for part in (env, agent) if ":" in part and not part.startswith(PREFIX)} - own
-    if not config.name or strange:
+    own.add(env if env.startswith(PREFIX) else "")
+    if not config.name or not {part for part in (env, agent) if ":" in part} <= own:
         return ""
     words = ["seedbed", "train", config.name]
     try:

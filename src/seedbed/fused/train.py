@@ -155,8 +155,9 @@ class FusedRun:
         return None
 
     def recent_episodes(self) -> dict[str, float]:
-        """Returns the count of episodes of all members, and means of the recent ones."""
-        return RecentEpisodes.summary(self.episodes)
+        """Returns the count of the member that has the fewest, and means of the recent ones of all."""
+        fewest = min(each.episodes for each in self.episodes)
+        return RecentEpisodes.summary(self.episodes) | {"episodes": fewest}
 
     def meter(self) -> FusedMeter:
         """Starts measurements; the first interval begins now."""
@@ -235,7 +236,7 @@ class FusedMeter:
         env = {} if run.report is None else run.report.env_metrics
         busy_s, self._busy_s = run.busy_s - self._busy_s, run.busy_s
         return {
-            **run.recent_episodes(),
+            **RecentEpisodes.summary(run.episodes),
             **run.learned,
             **{f"env/{name}": np.mean(v) for name, v in env.items() if "episode_" not in name},
             **_shares(busy_s / passed_s),

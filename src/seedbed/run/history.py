@@ -37,6 +37,8 @@ PACKAGES = (
     "mujoco",
     "gymnasium",
     "ale-py",
+    "envpool",
+    "vizdoom",
 )
 """The packages whose versions a stint names: those that can change what a run computes."""
 

@@ -33,7 +33,7 @@ class RuntimeConfig:
     until_return: float = math.inf
     """End when the mean return of the last 100 episodes, and then an evaluation, have reached this."""
     until_stale: int = 0
-    """End when no evaluation has been better for this many transitions; 0 is never."""
+    """End when evaluations over this many transitions were no better than the best; 0 is never."""
     max_minutes: float = math.inf
     """End after this many minutes of training, those before --resume among them."""
     checkpoint_every_s: float = 300.0
@@ -60,10 +60,10 @@ class RuntimeConfig:
             if math.isnan(getattr(self, field)):
                 raise SeedbedError(f"{field} is nan: give a number, or leave it out")
         at_least("max_minutes", self.max_minutes, 0)
-        if self.until_stale and not self.evaluate_every:
+        if self.until_stale and not 0 < self.evaluate_every <= self.until_stale:
             raise SeedbedError(
-                f"until_stale is {self.until_stale}, and evaluate_every is 0: without evaluations nothing is "
-                "stale; give transitions between them, too"
+                f"until_stale is {self.until_stale} and evaluate_every {self.evaluate_every}: evaluations "
+                "tell what is stale; let evaluate_every be smaller, and not 0"
             )
         for field in ("checkpoint_every_s", "log_every_s"):
             at_least(field, getattr(self, field), 0.1)

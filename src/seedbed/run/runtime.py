@@ -211,7 +211,10 @@ class Runtime(Protocol):
         ...
 
     def recent_episodes(self) -> dict[str, float]:
-        """Returns `episodes`, the count so far, and `episode_return_mean` of about the last 100."""
+        """Returns `episodes`, the count so far, and `episode_return_mean` of about the last 100.
+
+        Of a population, the count is that of the member that has the fewest, and the mean that of all.
+        """
         ...
 
     def meter(self) -> Meter:

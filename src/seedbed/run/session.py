@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from seedbed.ops.keys import derived_seed
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
@@ -147,6 +149,7 @@ class Session:
 
     def _loop(self) -> None:
         runtime, options = self._runtime, self._options
+        trained_from = time.monotonic()
         periods_s = (options.log_every_s, self.view.report_every_s, options.checkpoint_every_s)
         log, show, save = map(Clock, periods_s)
         next_evaluation = self._next_evaluation()
@@ -175,7 +178,9 @@ class Session:
                     self._want("evaluate")
             self._serve_snapshot()
             self._collect_evaluation()
-            if reason := self._rules.reason(self._wall_s()):
+            # Waiting for machines and actors is no training.
+            trained_s = self.start.wall_s + time.monotonic() - trained_from
+            if reason := self._rules.reason(trained_s):
                 self._reason = reason
                 self.view.message(f"ending: {reason}")
                 break
@@ -186,10 +191,12 @@ class Session:
         # run's lines goes on behind it.
         self.run.require_claim()
         metrics = self._line(self._log_line) if self.interrupted() else {}
+        # An evaluation that is still under way does not take the place of the last one.
+        confirmed = self._rules.confirmed
         last = self._save_last()
         self._end_evaluation(self.interrupted)
         failure: Exception | None = None
-        if last is not None and not (self.interrupted() or self._rules.confirmed):
+        if last is not None and not (self.interrupted() or confirmed):
             self.view.message(f"trained; evaluating {self._options.evaluate_episodes} episodes")
             self._begin_evaluation(last)
             failure = self._end_evaluation(self.interrupted)
@@ -209,7 +216,8 @@ class Session:
             return
         failed, self._listener_failed = self._listener_failed, False
         try:
-            if self._on_metrics(line) is True:
+            answer = self._on_metrics(line)
+            if isinstance(answer, bool | np.bool_) and answer:
                 self._rules.ask("on_metrics")
         except Exception as error:
             self._listener_failed = True
@@ -370,11 +378,11 @@ class Session:
                 f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
             )
         score = evaluation.score
+        self._rules.take_score(snapshot.step, score)
         if score is not None:
             at = {"evaluation/env_steps": snapshot.step}
             self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()} | at
             self.view.message(f"evaluation at {snapshot.step:,} steps: return {score.text}")
-            self._rules.take_score(snapshot.step, score)
         return score
 
 

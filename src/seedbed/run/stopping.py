@@ -14,7 +14,8 @@ class StoppingRules:
     """The options `until_return`, `until_stale` and `max_minutes` of a run. For the session's thread.
 
     A return counts as reached when the mean of the last 100 episodes has reached it and the evaluation that
-    follows has, too. What is stale is counted from the start of this process.
+    follows has, too. What is stale is counted from the start of this process. Of a population, the mean of
+    all members' episodes counts, and the median of their evaluations.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -25,13 +26,8 @@ class StoppingRules:
         self._reached = (
             False  # whether the evaluation that comes next has been asked for by a return
         )
-        self._confirmed = ""
-        self._asked = ""
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether an evaluation has reached the return that was asked for."""
-        return bool(self._confirmed)
+        self._over = ""  # why the run is to end, but for its time
+        self.confirmed = False  # whether an evaluation has reached the return that was asked for
 
     def asks_for_evaluation(self) -> bool:
         """Returns whether the mean return is there, so that an evaluation should confirm it.
@@ -48,29 +44,30 @@ class StoppingRules:
             self._look_at = recent["episodes"] + WINDOW
         return self._reached
 
-    def take_score(self, env_steps: int, score: Score) -> None:
-        """Notes what came of an evaluation of the parameters at `env_steps`."""
-        if score.value > self._best:
-            self._best, self._best_at = score.value, env_steps
-        mean, wanted = score.metrics["episode_return_mean"], self._options.until_return
-        if self._reached and mean >= wanted:
-            self._confirmed = f"the return of {wanted:g} is reached: {mean:.2f} in an evaluation"
-        self._reached = False
+    def take_score(self, env_steps: int, score: Score | None) -> None:
+        """Notes what came of an evaluation of the parameters at `env_steps`; None if nothing did."""
+        reached, self._reached = self._reached, False
+        if score is None:
+            return
+        options, mean = self._options, score.metrics["episode_return_mean"]
+        if reached and mean >= options.until_return:
+            self.confirmed = True
+            self._over = (
+                f"the return of {options.until_return:g} is reached: {mean:.2f} in an evaluation"
+            )
+        stale = env_steps - self._best_at
+        if mean > self._best:
+            self._best, self._best_at = mean, env_steps
+        elif options.until_stale and stale >= options.until_stale:
+            best = f"{self._best:.2f} at {self._best_at:,} steps"
+            self._over = f"no evaluation in {stale:,} steps was better than {best}"
 
     def ask(self, by: str) -> None:
         """Ends the run because somebody has asked for it."""
-        self._asked = f"{by} asked to end the run"
+        self._over = f"{by} asked to end the run"
 
-    def reason(self, wall_s: float) -> str:
-        """Returns why the run ends now, "" if it goes on; `wall_s` is its time of training so far."""
-        options, at = self._options, self._runtime.progress().env_steps
-        if self._asked or self._confirmed:
-            return self._asked or self._confirmed
-        if wall_s >= 60 * options.max_minutes:
-            return f"{options.max_minutes:g} minutes of training are over"
-        if options.until_stale and self._best > -math.inf:
-            stale = at - self._best_at
-            if stale >= options.until_stale:
-                best = f"{self._best:.2f} at {self._best_at:,} steps"
-                return f"no evaluation in {stale:,} steps was better than {best}"
-        return ""
+    def reason(self, trained_s: float) -> str:
+        """Returns why the run ends now, "" if it goes on; it has trained for `trained_s`."""
+        if not self._over and trained_s >= 60 * self._options.max_minutes:
+            return f"{self._options.max_minutes:g} minutes of training are over"
+        return self._over

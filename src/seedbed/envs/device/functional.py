@@ -8,7 +8,6 @@ observation, a state, a reward, whether the episode is over, and a dict. What re
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +51,9 @@ class Functional:
     params: Options = ()
     """Parameters that differ from those that the callable returned, or from `default_params`."""
     limit: int = -1
-    """Steps after which an episode is truncated; -1 is the limit among the parameters, 0 is never."""
+    """Steps after which an episode is truncated; -1 is the limit among the parameters, 0 is never.
+
+    Another number takes the place of that parameter."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work. Imports nothing: a stranger may have named it."""
@@ -84,26 +85,34 @@ class Functional:
         """Opens an episode; consumes the key."""
         key, opening = jax.random.split(key)
         observation, state = self._made.reset(opening)
-        return EnvState.opening((state, key), _seen(observation))
+        return EnvState.opening((state, key, jnp.int32(0)), _seen(observation))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Takes an action, with a key of its own."""
-        now, key = state.inner
+        now, key, count = state.inner
         key, own = jax.random.split(key)
         made = self._made
         observation, after, reward, done, _ = made.step(own, now, action, made.params)
         # A step may return Python's numbers, or wider ones, in place of what reset returned.
         after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, now)
-        reward = jnp.asarray(reward, jnp.float32)
-        return EnvState.after((after, key), _seen(observation), reward, jnp.asarray(done, bool))
+        reward, count = jnp.asarray(reward, jnp.float32), count + 1
+        terminated = jnp.asarray(done, bool)
+        if self.episode_steps:
+            # The runtime truncates here; some packages tell the two ends apart, and some do not.
+            terminated &= count < self.episode_steps
+        return EnvState.after((after, key, count), _seen(observation), reward, terminated)
 
     @property
     def _made(self) -> _Made:
-        return _make(self.factory, options_of(self.kwargs), options_of(self.params))
+        # Equal texts are equal options, of equal types; options may be lists, which have no hash.
+        key = repr((self.factory, self.kwargs, self.params, self.limit))
+        if key not in _MADE:
+            _MADE[key] = _make(self)
+        return _MADE[key]
 
 
 class _Made(NamedTuple):
-    """An environment with its parameters, without their time limit, which is `limit` (0 is none)."""
+    """An environment with its parameters, and the time limit among these (0 is none)."""
 
     env: Any
     params: Any
@@ -117,11 +126,15 @@ class _Made(NamedTuple):
         return getattr(self.env, "step_env", self.env.step)
 
 
-@functools.lru_cache(maxsize=64)
-def _make(factory: str, kwargs: Any, params: Any) -> _Made:
-    """Calls the factory, once in a process for the same options; raises SeedbedError if it cannot be used."""
+_MADE: dict[str, _Made] = {}
+"""What was made in this process, by factory and options."""
+
+
+def _make(config: Functional) -> _Made:
+    """Calls the factory; raises SeedbedError if it fails, or if what it returns cannot be used."""
+    factory = config.factory
     try:
-        made = load_factory(factory)(**dict(kwargs))
+        made = load_factory(factory)(**dict(config.kwargs))
     except SeedbedError:
         raise
     except Exception as error:
@@ -132,18 +145,18 @@ def _make(factory: str, kwargs: Any, params: Any) -> _Made:
         if not callable(getattr(env, part, None)):
             raise SeedbedError(
                 f"environment {factory!r}: a {type(env).__name__} has no {part}: it must be of gymnax's "
-                "form, reset(key, params), step(key, state, action, params), action_space(params)"
+                "form, reset(key, params), step(key, state, action, params) and action_space(params)"
             )
     own = getattr(env, "default_params", None) if own is None else own
-    names = [each.name for each in dataclasses.fields(own)] if dataclasses.is_dataclass(own) else []
-    require_options(f"the parameters of {factory}", dict(params), names)
+    known = dataclasses.is_dataclass(own) and not isinstance(own, type)
+    names = [each.name for each in dataclasses.fields(own)] if known else []  # type: ignore[arg-type]
+    require_options(f"the parameters of {factory}", dict(config.params), names)
     limit = next((name for name in LIMITS if name in names), None)
-    if own is None or isinstance(own, type) or not names:
-        return _Made(env, own, 0)
-    own = dataclasses.replace(own, **dict(params))
-    if limit is None:
-        return _Made(env, own, 0)
-    return _Made(env, dataclasses.replace(own, **{limit: _NEVER}), int(getattr(own, limit)))
+    changed = dict(config.params)
+    if limit is not None and config.limit >= 0:
+        changed[limit] = config.limit or _NEVER
+    own = dataclasses.replace(own, **changed) if changed else own  # type: ignore[type-var]
+    return _Made(env, own, 0 if limit is None else int(getattr(own, limit)))
 
 
 def _seen(observation: Tree) -> Tree:

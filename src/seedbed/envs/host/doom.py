@@ -46,10 +46,21 @@ _WALK = ("MOVE_FORWARD", "MOVE_BACKWARD")
 _STEP = ("MOVE_LEFT", "MOVE_RIGHT")
 _SHOOT = ("ATTACK",)
 _LAUNCHER = """#!/bin/sh
-# The engine writes into the folder that it starts in, and outlives what started it unless it is told not to.
+# Starts the engine in this folder, because it writes into the one that it starts in. Waits for it, so that
+# it ends when whoever started it is killed, and then removes its shared memory, 11 MB a game.
 cd "{folder}" || exit 1
-if command -v setpriv > /dev/null; then exec setpriv --pdeathsig KILL -- "{engine}" "$@"; fi
-exec "{engine}" "$@"
+command -v setpriv > /dev/null || exec "{engine}" "$@"
+if [ "$1" != --watched ]; then exec setpriv --pdeathsig TERM -- "$0" --watched "$@"; fi
+shift
+id= before=
+for word; do
+    [ "$before" = +viz_instance_id ] && id=$word
+    before=$word
+done
+setpriv --pdeathsig KILL -- "{engine}" "$@" &
+engine=$!
+trap 'kill -KILL $engine; wait $engine; test -z "$id" || rm -f /dev/shm/ViZDoom*"$id"; exit 143' TERM
+wait $engine
 """
 
 
@@ -229,7 +240,7 @@ class _Doom(gymnasium.Env[Any, Any]):
         file = _file(config.scenario)
         if not game.load_config(str(file)):
             raise SeedbedError(f"ViZDoom cannot read {file}")
-        engine, settings = _launcher(Path(viz.__file__).with_name("vizdoom"))
+        engine, settings = launcher(Path(viz.__file__).with_name("vizdoom"))
         game.set_vizdoom_path(str(engine))
         game.set_doom_config_path(str(settings))
         game.set_doom_scenario_path(str(file.with_suffix(".wad")))
@@ -275,8 +286,8 @@ def _file(scenario: str) -> Path:
 
 
 @functools.cache
-def _launcher(engine: Path) -> tuple[Path, Path]:
-    """Returns a script that starts the engine in a folder of the cache, and the engine's settings there."""
+def launcher(engine: Path) -> tuple[Path, Path]:
+    """Returns a script that starts an engine in a folder of the cache, and the engine's settings there."""
     folder = cache.prepared(cache.directory("doom"))
     text = _LAUNCHER.format(folder=folder, engine=engine)
     script = folder / f"engine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

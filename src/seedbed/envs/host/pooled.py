@@ -12,6 +12,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from gymnasium import spaces
 from seedbed import trees
 from seedbed.envs.factories import Options
 from seedbed.envs.host.contract import HostEnv
+from seedbed.envs.host.doom import launcher
 from seedbed.envs.host.gym import Configured
 from seedbed.envs.host.returned import told
 from seedbed.envs.host.spaces import actions_of, encoded, observation_leaves
@@ -304,7 +306,10 @@ def _make(config: EnvPoolEnv, **ours: Any) -> Any:
         # It warns of bounds that float32 rounds.
         with _without_jax(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return envpool.make(config.id, env_type="gymnasium", **ours, **dict(config.kwargs))
+            engine = getattr(envpool.make_spec(config.id).config, "vzd_path", None)
+            options = {"vzd_path": str(launcher(Path(engine))[0])} if engine else {}
+            options |= dict(config.kwargs)
+            return envpool.make(config.id, env_type="gymnasium", **ours, **options)
     except Exception as error:
         raise SeedbedError(f"EnvPool cannot make {config.id!r}: {told(error)}") from error
 

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import re
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -197,9 +198,9 @@ def code_of(config: HostEnvConfig | Environment) -> str:
         inside = inside.env  # of a wrapper
     config = inside
     if isinstance(config, EnvPoolEnv):
-        # A path may name a program, as `vzd_path` does, or a file that names one.
-        paths = [value for key, value in config.kwargs if str(key).endswith("_path")]
-        return f"{PREFIX}{paths[0]}" if paths else ""
+        # A text may name a program, a file, or options of a program, as `vzd_path` and `game_args` do.
+        texts = [each for _, value in config.kwargs for each in _texts(value)]
+        return f"{PREFIX}{texts[0]}" if texts else ""
     if not isinstance(config, GymEnv):
         return str(getattr(config, "factory", ""))
     found = None if ":" in config.id else gymnasium.registry.get(config.id)
@@ -207,6 +208,17 @@ def code_of(config: HostEnvConfig | Environment) -> str:
         return ""
     # An id that is not registered makes no environment.
     return config.id if ":" in config.id or found is not None else ""
+
+
+def _texts(value: Any) -> list[str]:
+    """Returns the texts in a value of JSON."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for each in pair for text in _texts(each)]
+    return (
+        [text for each in value for text in _texts(each)] if isinstance(value, tuple | list) else []
+    )
 
 
 def _registered_here(env_id: str) -> str:
