@@ -37,10 +37,8 @@ from seedbed.config.recipes import (
     atari_dqn,
     atari_impala,
     atari_r2d2,
-    doom_impala,
 )
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.doom import DoomEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig, ParamServerConfig
 
@@ -78,11 +76,6 @@ def pong_r2d2() -> TrainConfig:
 def pong_dqn() -> TrainConfig:
     """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
     return _pong_dqn()
-
-
-def doom_health_gathering_supreme() -> TrainConfig:
-    """ViZDoom's Health Gathering Supreme with IMPALA (Nature CNN, LSTM)."""
-    return doom_impala(DoomEnv("health_gathering_supreme"))
 
 
 def cartpole_impala() -> TrainConfig:
@@ -171,7 +164,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/dqn": pong_dqn,
     "pong/gorila": pong_gorila,
     "pong/gorila-apex": pong_gorila_apex,
-    "doom/health_gathering_supreme/impala": doom_health_gathering_supreme,
     "cartpole/impala": cartpole_impala,
     "cartpole/ppo": cartpole_ppo,
     "cartpole/vmpo": cartpole_vmpo,

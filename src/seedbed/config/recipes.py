@@ -11,7 +11,6 @@ from typing import Any
 from seedbed.config.configuration import TrainConfig
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.envs.host.doom import DoomEnv
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Agent, Environment
 
@@ -307,26 +306,6 @@ def images_impala(env: HostEnvConfig | Environment) -> TrainConfig:
     config = atari_impala(env)  # type: ignore[arg-type]
     agent = dataclasses.replace(config.agent, reward_clip=0.0, normalise_returns=True)  # type: ignore[type-var]
     return _config(env, agent, 10_000_000, envs_per_actor=16)
-
-
-def doom_impala(env: DoomEnv) -> TrainConfig:
-    """A scenario of Doom with IMPALA and a memory: 4 million tics, which most of them take to be learned."""
-    from seedbed.agents.impala import Impala
-
-    agent = Impala(
-        unroll=32,
-        batch=16,
-        recurrent=True,
-        trace_decay=0.95,
-        entropy_cost=0.002,
-        normalise_observations=True,
-        normalise_returns=True,
-        optimizer="adam",
-        learning_rate=5e-4,
-        max_gradient_norm=160.0,
-    )
-    runtime = CentralConfig(steps=1_000_000, envs_per_actor=16, evaluate_every=250_000)
-    return TrainConfig(env, agent, runtime)
 
 
 def images_vmpo(env: HostEnvConfig | Environment) -> TrainConfig:
