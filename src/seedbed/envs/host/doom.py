@@ -117,8 +117,6 @@ class DoomEnv:
     """Number of successive observations that the agent sees, stacked along the last axis."""
     frame_skip: int = 4
     """Tics in one step."""
-    render_hud: bool = True
-    """Whether scenarios that are played with the status bar show it."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
@@ -248,7 +246,7 @@ class _Doom(gymnasium.Env[Any, Any]):
         height, width = drawn
         game.set_screen_resolution(getattr(viz.ScreenResolution, f"RES_{width}X{height}"))
         game.set_screen_format(viz.ScreenFormat.RGB24)
-        game.set_render_hud(config.render_hud and "hud" in scenario.shown)
+        game.set_render_hud("hud" in scenario.shown)
         game.set_render_crosshair("crosshair" in scenario.shown)
         game.set_render_weapon("weapon" in scenario.shown)
         game.set_render_decals(False)
