@@ -15,8 +15,8 @@ from seedbed.agents.base import Gradient
 from seedbed.config.configuration import TrainConfig
 from seedbed.envs.device.wrappers import training
 from seedbed.envs.host.contract import is_on_device
-from seedbed.run.checkpoint import restore_newest
 from seedbed.run.folder import RunFolder
+from seedbed.run.restoring import restore_newest
 from seedbed.run.stacking import stack_timesteps, stacked_spec
 from seedbed.run.update import learn
 from seedbed.types import ActorState, EnvSpec, LearnerState, Replay, Timestep, Trajectory, bind

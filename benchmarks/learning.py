@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ ROOT = Path(__file__).parent.parent
 TRAINED, EVALUATED = "episode_return_mean", "evaluation/episode_return_mean"
 SCORES = {TRAINED: "mean training return (last 100)", EVALUATED: "mean return in an evaluation"}
 WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
+
+
+Curves = Mapping[int, list[dict[str, Any]]] | Mapping[str, list[dict[str, Any]]]
+"""The lines of metrics of several runs, by their seed or by what they are called."""
 
 
 class RunResult(NamedTuple):
@@ -90,7 +95,12 @@ def reached(lines: list[dict[str, Any]], score: str, target: float) -> str:
     return "not reached"
 
 
-def curve(curves: dict[int, list[dict[str, Any]]], target: float | None, title: str) -> str:
+def label(curve: int | str) -> str:
+    """Returns what a curve is called: a number is a seed."""
+    return curve if isinstance(curve, str) else f"seed {curve}"
+
+
+def curve(curves: Curves, target: float | None, title: str) -> str:
     """Draws the mean training return against wall-clock time as SVG; `target` is a dashed line."""
     longest = max(lines[-1]["wall_s"] for lines in curves.values())
     unit, name = (1.0, "seconds") if longest < 120 else (60.0, "minutes")
@@ -130,7 +140,7 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float | None, title: 
         color, path = LIGHT[index % len(LIGHT)], " ".join(place(x, y) for x, y in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
         parts.append(
-            f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * index}" fill="{color}">seed {seed}</text>'
+            f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * index}" fill="{color}">{label(seed)}</text>'
         )
     parts.append(
         f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text></svg>'
@@ -168,9 +178,7 @@ class Page(NamedTuple):
     commit: str
 
 
-def write(
-    name: str, curves: dict[int, list[dict[str, Any]]], target: float | None, page: Page
-) -> None:
+def write(name: str, curves: Curves, target: float | None, page: Page) -> None:
     """Writes the points, the picture (if there are two points) and the page.
 
     `target` is one of training returns, or None.

@@ -248,7 +248,8 @@ def _entry(module: str, thing: Any) -> str:
     if not isinstance(thing, type):
         head = f"{{py:function}} {module}.{thing.__name__}{_signature(thing)}"
         return _directive(head, docstring(thing))
-    public = thing in vars(sys.modules[module]).values()
+    named = (getattr(sys.modules[module], name) for name in public_names(sys.modules[module]))
+    public = any(thing is each for each in named)
     place = module if public else thing.__module__
     return _directive(f"{{py:class}} {place}.{thing.__name__}", _class_body(thing))
 

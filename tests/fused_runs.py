@@ -8,7 +8,7 @@ import numpy as np
 
 from saved import config_of
 from seedbed.fused.program import Program
-from seedbed.run.checkpoint import restore
+from seedbed.run.restoring import restore
 
 
 def same(a, b, **tolerance):

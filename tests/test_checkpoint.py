@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write
-from seedbed.run import checkpoint
-from seedbed.run.checkpoint import CheckpointWriter, restore, restore_best
+from seedbed.run import checkpoint, restoring
+from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
+from seedbed.run.restoring import restore, restore_best
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -266,14 +267,14 @@ def test_without_a_checkpoint_one_waits(tmp_path):
 
 def test_a_best_that_is_pruned_while_it_is_read_gives_way_to_its_successor(tmp_path, monkeypatch):
     write(tmp_path, 1, 1.0, score=1.0)
-    load = checkpoint._load
+    load = restoring._load
 
     def prune_and_load(path, template, part):
         if path.name == "000000000001":
             write(tmp_path, 2, 2.0, score=2.0, keep=1)
         return load(path, template, part)
 
-    monkeypatch.setattr(checkpoint, "_load", prune_and_load)
+    monkeypatch.setattr(restoring, "_load", prune_and_load)
     warnings = []
     step, restored, _ = restore_best(tmp_path, TEMPLATE, warnings.append)
     assert (step, restored["w"][0], warnings) == (2, 2.0, [])

@@ -215,7 +215,7 @@ def trained(monkeypatch, tmp_path):
 
     calls = []
 
-    def train(*, env, agent, config, run, view, on_metrics):
+    def train(*, env, agent, config, run, view, on_metrics, weights):
         calls.append(types.SimpleNamespace(env=env, agent=agent, config=config, run=run))
         view.message("training")
         view.update({"env_steps": config.steps, "wall_s": 1.0})

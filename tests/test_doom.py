@@ -16,14 +16,14 @@ import pytest
 from seedbed.envs.host import doom, registry
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.doom import DoomEnv
-from seedbed.types import ArraySpec, MultiDiscrete, SeedbedError, Timestep
+from seedbed.types import ArraySpec, Discrete, SeedbedError, Timestep
 
 pytest.importorskip("vizdoom", reason="needs seedbed[doom]")
 GATHERING = "doom/health_gathering_supreme"
 
 
 def play(host: HostEnv, actions: np.ndarray) -> list[Timestep]:
-    """Opens episodes and takes actions `[T, n, heads]`."""
+    """Opens episodes and takes actions `[T, n]`, or `[T, n, heads]`."""
     return [host.reset(), *(host.step(action) for action in actions)]
 
 
@@ -38,10 +38,10 @@ def test_health_kits_and_living_pay_and_death_is_an_end(
     monkeypatch.chdir(tmp_path)
     config = registry.resolve(GATHERING)
     assert config == DoomEnv("health_gathering_supreme")
-    host: Any = config.make(2, 5)
+    host: Any = config.make(2, 6)
     assert host.spec.observation == ArraySpec((72, 128, 3), "uint8")
-    assert host.spec.action == MultiDiscrete((3, 3))
-    actions = np.random.default_rng(0).integers(0, 3, (220, 2, 2)).astype(np.int32)
+    assert host.spec.action == Discrete(5)
+    actions = np.random.default_rng(0).choice([1, 3], (220, 2), p=[0.2, 0.8]).astype(np.int32)
     steps = play(host, actions)
     first, ended, cut, reward = (
         np.stack([getattr(each, name) for each in steps])
@@ -82,7 +82,7 @@ def test_each_choice_presses_one_button_of_its_head() -> None:
 
 
 def test_equal_seeds_play_equal_games() -> None:
-    actions = np.random.default_rng(1).integers(0, 3, (40, 2, 2)).astype(np.int32)
+    actions = np.random.default_rng(1).integers(0, 5, (40, 2)).astype(np.int32)
 
     def seen(seed: int) -> np.ndarray:
         host = DoomEnv("health_gathering_supreme").make(2, seed)

@@ -38,11 +38,12 @@ from seedbed.exit_status import ExitStatus
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
 from seedbed.ops.keys import halves
-from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
 from seedbed.run.options import FusedConfig
+from seedbed.run.restoring import restore
 from seedbed.types import (
     ActorState,
     ArraySpec,

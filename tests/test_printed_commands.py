@@ -25,8 +25,8 @@ from seedbed.paramserver.hosting import facts
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.registration import Named
 from seedbed.printable import printable
-from seedbed.run.checkpoint import restore_newest
 from seedbed.run.options import CentralConfig
+from seedbed.run.restoring import restore_newest
 from seedbed.run.trust import Untrusted
 from seedbed.types import SeedbedError
 from seedbed.viewer import evaluate, report, video

@@ -14,9 +14,10 @@ import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write
 from seedbed.run import folder as run_folder_module
-from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import Claim, list_steps, name_of
 from seedbed.run.folder import RunFolder, TakenOver, default_path
+from seedbed.run.restoring import restore
 from seedbed.types import SeedbedError, StorageError
 
 

@@ -11,11 +11,12 @@ import types
 import numpy as np
 import pytest
 
+from seedbed.errors import after
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
 from seedbed.run.interval import Interval
 from seedbed.run.runtime import Progress, Snapshot
-from seedbed.run.session import Session, _after
+from seedbed.run.session import Session
 from seedbed.run.signals import stopping_signals
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import LearnerState, SeedbedError
@@ -82,10 +83,10 @@ def test_other_threads_leave_signals_alone():
 
 def test_what_fails_after_a_failure_does_not_hide_it():
     failure, view = SeedbedError("the cause"), View()
-    with _after(failure, view):
+    with after(failure, view.message):
         raise SeedbedError("no room")
     assert view.messages == ["no room"] and failure.__notes__ == ["and then: no room"]
-    with pytest.raises(KeyboardInterrupt), _after(failure, view):
+    with pytest.raises(KeyboardInterrupt), after(failure, view.message):
         raise KeyboardInterrupt
 
 

@@ -22,9 +22,9 @@ from seedbed.fused.carry import Iteration, StageTimes
 from seedbed.fused.program import Program
 from seedbed.fused.train import FusedRun
 from seedbed.ops.keys import derived_seed, fold_count, halves, later
-from seedbed.run.checkpoint import restore
 from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.restoring import restore
 from seedbed.run.update import progress_of
 from seedbed.testing import counting
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from seedbed.version import __version__
 
 if TYPE_CHECKING:
-    from seedbed.api import load, make_gymnasium, train
+    from seedbed.api import Weights, load, make_gymnasium, train
 
-__all__ = ["__version__", "load", "make_gymnasium", "train"]
+__all__ = ["Weights", "__version__", "load", "make_gymnasium", "train"]
 
 
 def __getattr__(name: str) -> Any:
     # Actor processes import this package too, and must not spend time and memory on JAX.
-    if name in ("load", "make_gymnasium", "train"):
+    if name in ("Weights", "load", "make_gymnasium", "train"):
         from seedbed import api
 
         return getattr(api, name)

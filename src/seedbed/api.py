@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 
+from seedbed import starting
 from seedbed.arguments import checked, require_fields
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
@@ -23,16 +24,18 @@ from seedbed.policy import Policy, evaluate, policy_of, restore
 from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.bucket import kept, name_of, run_path
-from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import require_seed
 from seedbed.run.programs import keep_programs
 from seedbed.run.runtime import OnMetrics
+from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
-__all__ = ["evaluate", "load", "make_gymnasium", "train", "train_settled"]
+__all__ = ["Weights", "evaluate", "load", "make_gymnasium", "train", "train_settled"]
 
 
 @checked
@@ -44,6 +47,7 @@ def train(
     run: str | Path | None = None,
     resume: bool = False,
     trust: bool = False,
+    start: str | Path | Weights | None = None,
     on_metrics: OnMetrics | None = None,
     **runtime_options: Any,
 ) -> dict[str, Any]:
@@ -61,13 +65,16 @@ def train(
     returns True, the run is saved, evaluated and ended. If it raises an Exception, a message says so and
     training goes on.
 
+    A new run begins with the weights `start`, if given: the folder of another run, whose best checkpoint it
+    takes, or of an exported policy, with the same spaces; `seedbed.Weights` has options for it.
+
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
     or environment, and the run keeps its saved configuration; a configuration replaces the saved one.
     `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
-    request = Request(
-        what, agent, runtime, None if run is None else run_path(str(run)), resume, trust
-    )
+    folder = None if run is None else run_path(str(run))
+    weights = start if isinstance(start, Weights | None) else Weights(start)
+    request = Request(what, agent, runtime, folder, resume, trust, weights)
     settled = settle(request, lambda config: with_options(config, runtime_options))
     return train_settled(request, settled, on_metrics)
 
@@ -82,6 +89,9 @@ def train_settled(
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded = to_json(config)
     path = request.run or default_path(config.name or "run")
+    # A run that was killed before its first checkpoint begins again, with the same weights.
+    begun = request.resume and (path / CHECKPOINTS).is_dir() and list_steps(path / CHECKPOINTS)
+    weights = None if begun else starting.loaded(config, request.trust, _tell)
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
     keep_programs()
@@ -95,6 +105,7 @@ def train_settled(
             run=folder,
             view=view,
             on_metrics=on_metrics,
+            weights=weights,
         )
     return {**summary, "run": name_of(path)}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 from seedbed.printable import printable
 
 
@@ -23,3 +26,17 @@ class StorageError(SeedbedError):
 
 class UsageError(SeedbedError):
     """Raised when it cannot be understood what a person asks for. The text has one line."""
+
+
+@contextlib.contextmanager
+def after(failure: BaseException, tell: Callable[[str], None]) -> Iterator[None]:
+    """Runs the last steps of a program after a failure, in a `with` block.
+
+    If the block raises an Exception, its text goes to `tell` and is added to `failure` as a note; it is not
+    raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        tell(str(error))
+        failure.add_note(f"and then: {error}")

@@ -18,10 +18,10 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.printable import printable
 from seedbed.run import evaluation
-from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
+from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
 
@@ -60,7 +60,7 @@ def restore(
     config = saved_config(folder, trust)
     try:
         forms = forms_of(config.env)
-        agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
+        agent = bind(config.agent, stacked_spec(forms.spec, frame_stack_of(config.env)))
         template = jax.eval_shape(agent.init, jax.random.key(0)).params
     except SeedbedError:
         raise
@@ -121,7 +121,7 @@ class Policy:
 
 def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     """Returns the policy of a restored run; `seed` is that of the actions that it draws."""
-    spec, frame_stack = trained.forms.spec, _frame_stack(trained.env)
+    spec, frame_stack = trained.forms.spec, frame_stack_of(trained.env)
     return Policy(
         trained.forms,
         evaluation.SpecPolicy(trained.agent, spec, frame_stack, trained.params, seed),
@@ -188,12 +188,12 @@ def other_environment(
         config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
     else:
         config = resolve_env(name)
-    found, stack = forms_of(config).spec, _frame_stack(config)
-    if found != trained.forms.spec or stack != _frame_stack(trained.env):
+    found, stack = forms_of(config).spec, frame_stack_of(config)
+    if found != trained.forms.spec or stack != frame_stack_of(trained.env):
         raise SeedbedError(
             f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with "
             "frame stack "
-            f"{stack}, trained was {trained.forms.spec} with {_frame_stack(trained.env)}"
+            f"{stack}, trained was {trained.forms.spec} with {frame_stack_of(trained.env)}"
         )
     return config
 
@@ -207,5 +207,6 @@ def forms_of(env: HostEnvConfig | Environment) -> SpaceCodec:
     return host
 
 
-def _frame_stack(env: HostEnvConfig | Environment) -> int:
+def frame_stack_of(env: HostEnvConfig | Environment) -> int:
+    """Returns how many successive observations an environment shows at once."""
     return getattr(env, "frame_stack", 1)

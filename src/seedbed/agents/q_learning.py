@@ -105,6 +105,10 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         state = self._initial_state(params, weights)
         return state._replace(auxiliary=jax.tree.map(jnp.copy, weights))
 
+    def with_params(self, state: LearnerState, params: Params) -> LearnerState:
+        """Returns a learner state with other parameters, of which the target network is a copy."""
+        return state._replace(params=params, auxiliary=jax.tree.map(jnp.copy, params.weights))
+
     def gradients(
         self, state: LearnerState, minibatch: Tree, key: Array
     ) -> tuple[Gradient, Output]:

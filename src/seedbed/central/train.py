@@ -30,6 +30,7 @@ from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices, dispatch_in_place
 from seedbed.run.folder import RunFolder
+from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock, EpisodeStatistics
 from seedbed.run.options import GROUPS, CentralConfig
 from seedbed.run.runtime import OnMetrics, View
@@ -52,6 +53,7 @@ def train(
     run: RunFolder,
     view: View,
     on_metrics: OnMetrics | None = None,
+    weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
@@ -79,7 +81,7 @@ def train(
     others = config.groups - config.actors * GROUPS
     patience_s = config.actor_timeout_s
     with (
-        Session(run, view, on_metrics) as session,
+        Session(run, view, on_metrics, weights) as session,
         local_pool(launcher, actors=config.actors, timeout_s=patience_s, others=others) as pool,
     ):
         if config.actors:
@@ -139,7 +141,7 @@ def _set_up(
     agent = checked(agent, stacked_spec(spec, env.frame_stack))
     run_key = jax.random.key(config.seed)
     init_key, act_key, learn_key = jax.random.split(run_key, 3)
-    state = agent.init(init_key)
+    state = session.begun(agent, agent.init(init_key))
     episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
     if (resumed := session.resume(lambda: state)) is not None:
         state, metadata = resumed

@@ -6,6 +6,7 @@ import dataclasses
 
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig, RuntimeConfig
+from seedbed.run.weights import Weights
 from seedbed.types import Agent, Environment
 
 
@@ -17,6 +18,7 @@ class TrainConfig:
     agent: Agent
     runtime: RuntimeConfig
     name: str = ""  # the name that the user asked for, such as pong/impala
+    start: Weights | None = None  # what a new run begins with; None is random weights
 
 
 RUNTIMES: dict[str, type[RuntimeConfig]] = {

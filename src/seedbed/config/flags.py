@@ -22,11 +22,14 @@ from seedbed.nearest import nearest
 from seedbed.printable import quoted
 from seedbed.run.bucket import run_path
 from seedbed.run.encoding import BOUND
+from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
 _FIXED = ("id", "factory", "game", "kwargs")
 """Fields that identify a host environment. They are not options: the target already names the environment,
 and the default settings depend on it."""
+_VALUES = ("--agent", "--runtime", "--run", "--from", "--cluster")
+_SWITCHES = ("--resume", "--from-optimizer", "--from-partial", "--trust-run", "--debug")
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
 
@@ -42,14 +45,8 @@ class TrainArguments(NamedTuple):
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     """Separates the options that choose a configuration from those that override parts of it."""
-    values: dict[str, str | None] = dict.fromkeys(("--agent", "--runtime", "--run", "--cluster"))
-    switches = {
-        "--resume": False,
-        "--trust-run": False,
-        "--debug": False,
-        "--help": False,
-        "-h": False,
-    }
+    values: dict[str, str | None] = dict.fromkeys(_VALUES)
+    switches: dict[str, bool] = dict.fromkeys((*_SWITCHES, "--help", "-h"), False)
     target, rest, waiting = None, [], iter(_split_equals(arguments))
     for token in waiting:
         if token in values:
@@ -64,7 +61,13 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
         target = _pop_target(rest, values["--agent"])
     run = None if values["--run"] is None else run_path(values["--run"])
     agent, runtime, resume = values["--agent"], values["--runtime"], switches["--resume"]
-    request = Request(target, agent, runtime, run, resume, switches["--trust-run"])
+    parts = {name: switches[f"--from-{name}"] for name in ("optimizer", "partial")}
+    if values["--from"] is None and any(parts.values()):
+        raise UsageError(
+            "--from-optimizer and --from-partial say how to read --from: name a run with it"
+        )
+    start = None if values["--from"] is None else Weights(values["--from"], **parts)
+    request = Request(target, agent, runtime, run, resume, switches["--trust-run"], start)
     shown = switches["--help"] or switches["-h"]
     return TrainArguments(request, switches["--debug"], shown, tuple(rest), values["--cluster"])
 
@@ -120,6 +123,9 @@ def command(config: TrainConfig) -> str:
         runtime = config.runtime.runtime
         usual = in_runtime(usual, runtime)
         words += ["--runtime", runtime]
+    if (start := config.start) is not None:
+        parts = {"--from-optimizer": start.optimizer, "--from-partial": start.partial}
+        words += ["--from", str(start.run), *(name for name, given in parts.items() if given)]
     before = dict(_known_options(usual))
     for option, value in _known_options(config):
         if value == before.get(option) or option.rpartition(".")[2].lstrip("-").startswith("no-"):
@@ -144,6 +150,9 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --run DIR     names the folder of the run, by default below runs/, or a
                 bucket: s3://..., gs://...
   --resume      goes on with the run in the folder of --run
+  --from RUN    begins with the weights of another run or exported policy
+  --from-optimizer  takes its optimizer's state, too
+  --from-partial    begins parts anew that do not fit
   --cluster C   train on many machines: slurm, ray or ranks (docs/clusters.md)
   --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
@@ -181,7 +190,7 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     def back(parsed: Any) -> TrainConfig:
         agent = type(config.agent)(**{name: getattr(parsed.agent, name) for name in agent_fields})
         env = type(config.env)(**{name: getattr(parsed.env, name) for name in env_fields})
-        return TrainConfig(env, agent, parsed.runtime, config.name)
+        return dataclasses.replace(config, env=env, agent=agent, runtime=parsed.runtime)
 
     return options, back
 
@@ -226,7 +235,6 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    general = ("--agent", "--runtime", "--run", "--resume", "--cluster", "--trust-run", "--debug")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             others = [name for name, each in RUNTIMES.items() if token in dict(_flags("", each()))]
@@ -235,7 +243,7 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
                     f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "
                     "--help"
                 )
-            near = nearest(token, [*known, *general, "--help"], cutoff=0.5)
+            near = nearest(token, [*known, *_VALUES, *_SWITCHES, "--help"], cutoff=0.5)
             if not near:
                 # Compare only the part after the dot.
                 tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}

@@ -13,6 +13,7 @@ from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.trust import Trust
+from seedbed.run.weights import Weights
 from seedbed.strict_json import revived
 from seedbed.types import SeedbedError
 
@@ -24,8 +25,10 @@ ENV_BOUND = ("model",)
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
-    env = config.env
+    env, start = config.env, config.start
+    begun = {} if start is None else {"start": dataclasses.asdict(start) | {"run": str(start.run)}}
     return {
+        **begun,
         "name": config.name,
         "env": encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env),
         "agent": encode(config.agent, BOUND),
@@ -54,6 +57,7 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
             decode(data["agent"], trust),
             construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
+            Weights(**data["start"]) if "start" in data else None,
         )
     except SeedbedError:
         raise

@@ -18,6 +18,8 @@ from seedbed.config.saved import resumed
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.nearest import did_you_mean, require_options
+from seedbed.run.bucket import is_address
+from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
 
@@ -30,6 +32,7 @@ class Request(NamedTuple):
     run: Path | None = None  # the run's folder
     resume: bool = False
     trust: bool = False
+    start: Weights | None = None  # what a new run begins with
 
 
 class Settled(NamedTuple):
@@ -49,8 +52,17 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
     """
     if request.resume and request.run is None:
         raise UsageError("--resume needs the folder of the run: add --run DIR (in Python run=DIR)")
+    if request.resume and request.start is not None:
+        raise UsageError(
+            "--resume goes on with the run's own weights: leave out --from (in Python start)"
+        )
     plain, begun = _begun(request)
     config = _fitted(change(begun))
+    if (start := request.start) is not None:
+        # A run that is resumed before its first checkpoint may be in another working directory.
+        named = str(start.run)
+        named = named if is_address(named) else str(Path(named).absolute())
+        config = dataclasses.replace(config, start=dataclasses.replace(start, run=named))
     sizes = plain and scaling.note(plain, config)
     config, dtype = scaling.with_compute_dtype(config, request.run if request.resume else None)
     return Settled(config, tuple(note for note in (sizes, dtype) if note))

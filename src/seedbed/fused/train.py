@@ -12,6 +12,7 @@ from seedbed.fused.carry import Carry, Iteration
 from seedbed.fused.program import Program
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
+from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
 from seedbed.run.runtime import OnMetrics, Progress, Score, Snapshot, View
@@ -28,6 +29,7 @@ def train(
     run: RunFolder,
     view: View,
     on_metrics: OnMetrics | None = None,
+    weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until every member has made `config.steps` transitions, and returns a summary of the run.
 
@@ -38,7 +40,7 @@ def train(
     if the user can repair the failure.
     """
     start_jax()
-    with Session(run, view, on_metrics) as session:
+    with Session(run, view, on_metrics, weights) as session:
         program = Program(env, agent, config)
         fused = _restored(program, session)
         if program.euler_steps:
@@ -58,7 +60,10 @@ def _restored(program: Program, session: Session) -> FusedRun:
     resumed = session.resume(lambda: template)
     episodes = [RecentEpisodes() for _ in range(program.members)]
     if resumed is None:
-        return FusedRun(program, program.place(program.first()), [0] * program.members, episodes)
+        first = program.first()
+        learner = session.begun(program.agent, first.learner, program.members)
+        carry = program.place(first._replace(learner=learner))
+        return FusedRun(program, carry, [0] * program.members, episodes)
     carry, metadata = resumed
     # Exploration rates come from options, which the user may have changed since.
     if jax.tree.leaves(template.actor.per_env):

@@ -146,9 +146,9 @@ def train(
         return flags.override(config, [*rest, *more], False)
 
     def begin(resume: bool) -> tuple[int, dict[str, Any]]:
-        # A run that goes on keeps its runtime, which the command of its first start names.
-        runtime = None if resume else request.runtime
-        return run(request._replace(run=folder, resume=resume, runtime=runtime), change)
+        # A run that goes on keeps its runtime and its weights, which the command of its first start names.
+        own = {"runtime": None, "start": None} if resume else {}
+        return run(request._replace(run=folder, resume=resume, **own), change)
 
     return coordinate(rank, folder, begin, say)
 

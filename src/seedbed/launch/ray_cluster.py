@@ -54,9 +54,9 @@ def train(
             more = options_for(config.runtime.runtime, rest, hosts.count + 1, "leave out --cluster")
             return flags.override(config, [*rest, *more], False)
 
-        # A run that goes on keeps its runtime, which the command of its first start names.
-        runtime = None if resume else request.runtime
-        return run(request._replace(run=folder, resume=resume, runtime=runtime), change)[0]
+        # A run that goes on keeps its runtime and its weights, which the command of its first start names.
+        own = {"runtime": None, "start": None} if resume else {}
+        return run(request._replace(run=folder, resume=resume, **own), change)[0]
 
 
 def _count(cluster: str) -> int:

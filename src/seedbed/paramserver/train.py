@@ -24,6 +24,7 @@ from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.devices import share_accelerators
 from seedbed.run.folder import RunFolder
+from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.session import Session
@@ -40,6 +41,7 @@ def train(
     run: RunFolder,
     view: View,
     on_metrics: OnMetrics | None = None,
+    weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
@@ -54,7 +56,7 @@ def train(
     path = run.path.resolve()
     share_accelerators()
     ensure_credentials(run.listen)
-    with Session(run, view, on_metrics) as session:
+    with Session(run, view, on_metrics, weights) as session:
         spec = _find_spec(env, config, session)
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
@@ -137,6 +139,7 @@ def _prepare(job: Job, session: Session, hosts: Hosts) -> str | None:
             "a parameter shard was missing, or items were moving to other replay shards"
         )
     state = job.agent.init(jax.random.split(jax.random.key(job.config.seed), 3)[0])
+    state = session.begun(job.agent, state)
     resumed = session.resume(lambda: state)
     items, owed = 0, 0.0
     if resumed is not None:

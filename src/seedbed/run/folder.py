@@ -28,6 +28,7 @@ from seedbed.run.checkpoint_helper import (
 )
 from seedbed.types import SeedbedError
 
+CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 HISTORY = "history.json"
@@ -263,7 +264,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """The path of the checkpoints' folder, which may be missing."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def listen(self) -> Path:

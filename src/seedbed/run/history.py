@@ -57,10 +57,12 @@ class RunSegment:
         env_steps: int,
         interrupted: Callable[[], bool],
         warn: Callable[[str], None],
+        source: dict[str, Any] | None = None,
     ) -> None:
         """Describes the machine of a stint that began at `begun`, in seconds since the epoch.
 
-        `interrupted` tells at the end whether a signal has stopped the run.
+        `interrupted` tells at the end whether a signal has stopped the run. `source` says whose weights it
+        begins with.
         """
         self._run, self._interrupted, self._warn = run, interrupted, warn
         self.reason = ""  # why it ended before its steps, if it did
@@ -71,6 +73,7 @@ class RunSegment:
             "begun": begun,
             "machine": describe_machine(),
             "versions": describe_versions(),
+            **({"from": source} if source else {}),
         }
 
     def __enter__(self) -> RunSegment:

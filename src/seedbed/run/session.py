@@ -9,26 +9,29 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from seedbed.errors import after
 from seedbed.ops.keys import derived_seed
-from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import METRICS, RunFolder, TakenOver
 from seedbed.run.history import RunSegment
 from seedbed.run.interval import Interval
 from seedbed.run.lines import last_wall_s
+from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
+from seedbed.run.restoring import restore
 from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.stopping import StoppingRules
 from seedbed.run.update import TrainingDiverged, require_finite_state
-from seedbed.types import SeedbedError, StorageError, Tree
+from seedbed.types import Agent, LearnerState, SeedbedError, StorageError, Tree
 
 
 class Session:
@@ -38,12 +41,18 @@ class Session:
     KeyboardInterrupt; outside the main thread no signal is handled.
     """
 
-    def __init__(self, run: RunFolder, view: View, on_metrics: OnMetrics | None = None) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        view: View,
+        on_metrics: OnMetrics | None = None,
+        weights: LoadedWeights | None = None,
+    ) -> None:
         """Takes the folder of the run, whose locks this process holds. The time of the run begins now."""
         self.run, self.view, self._on_metrics = run, view, on_metrics
+        self._weights = weights  # what a new run begins with
         self._listener_failed = False  # whether `on_metrics` refused the last line
-        self.start = Start()
-        self._begun = time.monotonic()
+        self.start, self._begun = Start(), time.monotonic()
         self._stack = contextlib.ExitStack()
         # What the next snapshot is wanted for: "save", "evaluate".
         self._wanted: set[str] = set()
@@ -90,6 +99,11 @@ class Session:
         self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
         return arrays, metadata
 
+    def begun(self, agent: Agent, state: LearnerState, members: int = 1) -> LearnerState:
+        """Returns the first learner state: `state`, with the weights that the run begins with, if any."""
+        weights = self._weights
+        return weights.into(agent, state, members, self.view.message) if weights else state
+
     def take_over(self, env_steps: int, updates: int) -> None:
         """Goes on with a run whose processes have gone on without a session; sets `start`."""
         self.start = Start(env_steps, last_wall_s(self.run.path), updates)
@@ -105,7 +119,8 @@ class Session:
         """
         begun = time.time() - (time.monotonic() - self._begun)
         at, warn = self.start.env_steps, self.view.message
-        with RunSegment(self.run, begun, at, self.interrupted, warn) as segment:
+        told = self._weights and self._weights.told
+        with RunSegment(self.run, begun, at, self.interrupted, warn, told) as segment:
             summary = self._train(runtime)
             segment.reason = self._reason
             return summary
@@ -136,12 +151,11 @@ class Session:
             runtime.stop()
         # The threads must have ended in any case.
         ended = runtime.join()
-        failure = failure or ended
         self._tell_notices()
-        if failure is not None:
+        if failure := failure or ended:
             # A run could not go on from a state that has diverged.
             if not isinstance(failure, TakenOver | TrainingDiverged):
-                with _after(failure, self.view):
+                with after(failure, self.view.message):
                     self._save_last()
             self._end_evaluation(lambda: True)
             raise failure
@@ -384,16 +398,3 @@ class Session:
             self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()} | at
             self.view.message(f"evaluation at {snapshot.step:,} steps: return {score.text}")
         return score
-
-
-@contextlib.contextmanager
-def _after(failure: BaseException, view: View) -> Iterator[None]:
-    """Runs the last steps of a run after a failure.
-
-    If the block raises an Exception, its text is shown and added to `failure` as a note; it is not raised.
-    """
-    try:
-        yield
-    except Exception as error:
-        view.message(str(error))
-        failure.add_note(f"and then: {error}")

@@ -86,6 +86,7 @@ class Scenario:
 
 _BATTLE = {"HEALTH": 1 / 30, "SELECTED_WEAPON_AMMO": 1 / 15, "USER2": 1 / 10}
 _ARMED = ("hud", "weapon")
+_GATHERING = Scenario(((*_TURN, *_WALK),), pays=("HEALTH",), living=0.01, death=0.0)
 SCENARIOS = {
     "battle": Scenario(
         (_WALK, _STEP, _TURN, _SHOOT, ("SPEED",)), _BATTLE, shown=("crosshair", *_ARMED)
@@ -93,8 +94,8 @@ SCENARIOS = {
     "deadly_corridor": Scenario((_TURN, _WALK, _STEP, _SHOOT), scale=0.01, shown=_ARMED),
     "defend_the_center": Scenario((_TURN, _SHOOT), shown=_ARMED),
     "defend_the_line": Scenario((_TURN, _SHOOT), shown=_ARMED),
-    "health_gathering": Scenario((_TURN, _WALK), pays=("HEALTH",), living=0.01, death=0.0),
-    "health_gathering_supreme": Scenario((_TURN, _WALK), pays=("HEALTH",), living=0.01, death=0.0),
+    "health_gathering": _GATHERING,
+    "health_gathering_supreme": _GATHERING,
     "my_way_home": Scenario((_TURN, _WALK), shown=("weapon",)),
 }
 """The scenarios, by name."""
@@ -107,8 +108,8 @@ class DoomEnv:
     """A scenario of ViZDoom, set up as Sample Factory does, with 35 tics a second.
 
     Observations are uint8 `[72, 128, 3]`, or for scenarios with game variables a dict of `screen` and
-    `variables`, float32. An action has a choice for each pair of opposite buttons, and for each other button.
-    Episodes are truncated after 2,100 tics.
+    `variables`, float32. An action has a choice for each pair of opposite buttons, and for each other button;
+    where health is gathered it is one choice. Episodes are truncated after 2,100 tics.
     """
 
     scenario: str
@@ -176,7 +177,10 @@ class _Doom(gymnasium.Env[Any, Any]):
         if self._shows_variables:
             seen = spaces.Box(-np.inf, np.inf, (len(self._scenario.variables),), np.float32)
             self.observation_space = spaces.Dict({"screen": screen, "variables": seen})
-        self.action_space = spaces.MultiDiscrete([len(head) + 1 for head in self._scenario.heads])
+        choices = [len(head) + 1 for head in self._scenario.heads]
+        self.action_space: spaces.Space[Any] = spaces.MultiDiscrete(choices)
+        if len(choices) == 1:
+            self.action_space = spaces.Discrete(choices[0])
         self._paid: dict[str, float] = {}
         self._last: Any = None
         self._vizdoom, self._game = vizdoom, vizdoom.DoomGame()
@@ -196,10 +200,10 @@ class _Doom(gymnasium.Env[Any, Any]):
         self._paid = {name: self._variable(name) for name in self._scenario.pays}
         return self._observe(), {}
 
-    def step(self, action: np.ndarray) -> Any:
+    def step(self, action: Any) -> Any:
         """Presses the buttons of an action for `frame_skip` tics."""
         pressed = [0.0] * len(self._buttons)
-        for start, choice in zip(self._starts, action, strict=False):
+        for start, choice in zip(self._starts, np.atleast_1d(action), strict=False):
             if choice:
                 pressed[start + choice - 1] = 1.0
         reward = self._scenario.scale * self._game.make_action(pressed, self._skip)
@@ -249,6 +253,8 @@ class _Doom(gymnasium.Env[Any, Any]):
         game.set_render_hud("hud" in scenario.shown)
         game.set_render_crosshair("crosshair" in scenario.shown)
         game.set_render_weapon("weapon" in scenario.shown)
+        # ViZDoom's own files hide them: red when hurt, gold when something is picked up.
+        game.set_render_screen_flashes(True)
         game.set_render_decals(False)
         game.set_render_particles(False)
         game.set_window_visible(False)

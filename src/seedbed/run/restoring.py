@@ -1,0 +1,191 @@
+"""Reads checkpoints back: to go on with a run, to play its policy, or to begin another with its weights."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from seedbed.files import load_json
+from seedbed.printable import printable, resume_command
+from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
+from seedbed.run.leaves import like, named_leaves, shape_and_dtype
+from seedbed.types import SeedbedError, Tree
+
+Warn = Callable[[str], None]
+Restored = tuple[int, Tree, dict[str, Any]]
+_Loaded = TypeVar("_Loaded")
+
+
+def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
+    """Returns (step, tree, metadata) of the newest whole checkpoint, from which training continues.
+
+    The tree has the structure, dtypes and shapes of `template`, whose leaves may be abstract. Its leaves are
+    numpy arrays, except PRNG keys, which are JAX arrays. Newer checkpoints are damaged: they are reported to
+    `warn` and renamed to `damaged-*`, so that they do not count among those to keep. Only the process that
+    trains into the folder may call this. Raises SeedbedError if no checkpoint is whole, or if the newest
+    whole one does not fit `template`.
+    """
+    path, damaged = _newest_whole(folder, warn)
+    restored = _load(path, template)
+    for other in damaged:
+        aside = other.with_name(f"damaged-{other.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        other.rename(aside)
+    return restored
+
+
+def restore_best(
+    folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
+) -> Restored:
+    """Returns (step, tree, metadata) of the checkpoint with the best evaluation.
+
+    If none was evaluated, or the best one is damaged, this takes the newest whole one. `part` names a field
+    of the saved tree, such as `learner.params`; the result and `template` are then of that field. Nothing in
+    the folder changes, and a run may train into it meanwhile. Leaves and errors are those of `restore`.
+    """
+    return _of_best(folder, warn, lambda path: _load(path, template, part))
+
+
+def best_leaves(
+    folder: Path, warn: Warn, part: str = ""
+) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+    """Returns (step, leaves, metadata) of the checkpoint with the best evaluation, as `restore_best` does.
+
+    The leaves have their names below `part`; keys of random numbers are arrays of their data.
+    """
+
+    def load(path: Path) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+        manifest, within = load_json(path / MANIFEST), f"{part}." if part else ""
+        arrays = _stored(path, manifest)
+        return (
+            manifest["step"],
+            {name.removeprefix(within): arrays[name] for name in arrays if name.startswith(within)},
+            manifest["metadata"],
+        )
+
+    return _of_best(folder, warn, load)
+
+
+def _of_best(folder: Path, warn: Warn, load: Callable[[Path], _Loaded]) -> _Loaded:
+    """Returns what `load` makes of the best checkpoint; of the newest, if there is none or it is damaged."""
+    best = read_best(folder)
+    if best is not None:
+        path = folder / name_of(best["step"])
+        if (reason := defect(path)) is None:
+            try:
+                return load(path)
+            except Exception:
+                if path.exists():
+                    raise
+        # The run that trains may have removed it in the meantime, because another one is better.
+        if not path.exists():
+            return _of_best(folder, warn, load)
+        warn(f"the best checkpoint {printable(path)} is damaged ({reason}): using the newest")
+    return load(_newest_whole(folder, warn)[0])
+
+
+def restore_newest(
+    folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
+) -> Restored:
+    """Returns (step, tree, metadata) of the newest whole checkpoint; the rest is as in `restore_best`."""
+    path, _ = _newest_whole(folder, warn)
+    return _load(path, template, part)
+
+
+def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
+    """Returns the newest whole checkpoint and the newer ones, which are damaged; warns of those.
+
+    Raises SeedbedError if no checkpoint is whole.
+    """
+    damaged: list[Path] = []
+    for step in reversed(list_steps(folder)):
+        path = folder / name_of(step)
+        if (reason := defect(path)) is None:
+            return path, damaged
+        warn(f"checkpoint {printable(path)} is damaged ({reason}): using the one before")
+        damaged.append(path)
+    if damaged:
+        raise SeedbedError(
+            f"no whole checkpoint in {printable(folder)}: use another run, or start a new one"
+        )
+    raise SeedbedError(
+        f"{printable(folder)} has no checkpoint yet: wait for the first, or train with: "
+        f"{resume_command(folder.parent)}"
+    )
+
+
+def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
+    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
+    best = read_best(folder)
+    newer = [n for n in list_steps(folder) if n > step and defect(folder / name_of(n)) is None]
+    if newer and best is not None and best["step"] == step:
+        warn(
+            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
+            "--newest (in Python newest=True) takes it"
+        )
+
+
+_TASK_METRIC = re.compile(r"env\.(\w+\.)*metrics\.")
+
+
+def _load(path: Path, template: Tree, part: str = "") -> Restored:
+    manifest = load_json(path / MANIFEST)
+    every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""
+    stored = {name: every[name] for name in every if f"{name}.".startswith(within)}
+    named = named_leaves(template, part)
+    wanted = dict(named)
+    # Another version of a task may count more or less; a metric that is not stored begins at zero.
+    if names := sorted(n for n in wanted.keys() ^ stored.keys() if not _TASK_METRIC.match(n)):
+        raise SeedbedError(
+            f"checkpoint {printable(path)} is of another agent or version: {names[0]} (of {len(names)} "
+            "such parts) is "
+            f"only in {'the agent' if names[0] in wanted else 'the checkpoint'}; use those that trained it"
+        )
+    for name, leaf in named:
+        if name not in stored:
+            continue
+        have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
+        want = shape_and_dtype(leaf)
+        if have != want:
+            raise SeedbedError(
+                f"checkpoint {printable(path)} is of another agent: {name} is {have[1]}{list(have[0])} "
+                "there and "
+                f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
+            )
+    arrays = _stored(path, manifest)
+    leaves = []
+    for name, leaf in named:
+        shape, dtype = shape_and_dtype(leaf)
+        array = arrays.get(name, np.zeros(shape, np.dtype(dtype)))
+        leaves.append(like(array, leaf))
+    tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(template), leaves)
+    return manifest["step"], tree, manifest["metadata"]
+
+
+def _stored(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns all arrays of a checkpoint by name; those without elements are not in its files."""
+    everything = [leaf["name"] for leaf in manifest["leaves"] if math.prod(leaf["shape"])]
+    arrays = _read_arrays(path, everything)  # orbax reads whole trees only
+    found = {}
+    for leaf in manifest["leaves"]:
+        name, shape, dtype = leaf["name"], leaf["shape"], np.dtype(leaf["dtype"])
+        array = np.asarray(arrays.get(name, np.zeros(shape, dtype)))
+        found[name] = array.astype(dtype, copy=False).reshape(shape)
+    return found
+
+
+def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
+    # Imported here because it takes half a second, and only restoring needs it.
+    import orbax.checkpoint as ocp
+
+    if not names:
+        return {}
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
