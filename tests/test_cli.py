@@ -162,7 +162,7 @@ sys.exit(cli.program())
         (["host", "nowhere", "--give-up-after", "-1"], 1, "--give-up-after is -1.0: it must be"),
         (["train", "pong", "--agent.spec", "3"], 2, "unknown option --agent.spec"),
         (["train", "pong", "--env.game", "breakout"], 2, "unknown option --env.game"),
-        (["train", "CartPole-v1", "--env.id", "x"], 2, "unknown option --env.id"),
+        (["train", "CartPole-v1", "--env.id", "x"], 2, "CartPole-v1 takes no option 'id'"),
         (["train", "CartPole-v1", "--agent", "sac"], 1, "choose ppo or impala or dqn or r2d2"),
         (["train", "CartPole-v1", "--env.frame-stack", "0", "--run", "r"], 1, "frame_stack is 0"),
         (["train", "pong", "--steps", "many"], 2, "Error parsing --steps"),

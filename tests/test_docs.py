@@ -190,6 +190,8 @@ def parsed(words: tuple[str, ...]) -> None:
         parser.parse_args(arguments)
     elif name == "bench":
         assert not arguments or (ROOT / "benchmarks" / f"{arguments[0]}.py").exists(), words
+    elif name == "config":
+        assert cli.main(["config", *arguments]) == 0, words
     elif name == "check":
         assert len(arguments) == 1, words
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,9 @@ from untrained_run import write_run
 XML = """<mujoco><worldbody><body><joint name="hinge"/><geom size=".1"/></body></worldbody>
 <actuator><motor joint="hinge"/></actuator></mujoco>"""
 FUSED = TrainConfig(CartPole(), Ppo(), FusedConfig())
+
+
+_LOCK = threading.Lock()
 
 
 class Local(CartPoleEnv):
@@ -374,17 +378,19 @@ def test_the_table_is_long() -> None:
 @pytest.mark.parametrize(
     ("what", "remedy"),
     [
-        (gymnasium.make("CartPole-v1"), "give the id: 'CartPole-v1'"),
         (
-            gymnasium.make("FrozenLake-v1", is_slippery=False),
-            r"give the id: GymEnv\('FrozenLake-v1', kwargs=",
+            gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), abs),
+            "CartPole-v1 is wrapped in TransformReward: give a function that makes it: .*, wrapped",
         ),
-        (Local(), "give the name: 'test_wrong_values:Local'"),
-        (Local, "give the name: 'test_wrong_values:Local'"),
-        (make_local, "give the name: 'test_wrong_values:make_local'"),
-        (lambda: Local(), "define it at the top level of a module"),
-        (Main, "put it into a module, such as my_env.py beside it, and give 'my_env:Main'"),
-        (Main(), "put it into a module, such as my_env.py beside it, and give 'my_env:Main'"),
+        (Local(), "Local was not made by gymnasium.make: give a function that makes it"),
+        (
+            lambda big=bytes(1_100_000): Local(),
+            "holds 1,100,[0-9]* bytes of data: put it into a module",
+        ),
+        (
+            lambda lock=_LOCK: Local(),
+            "cannot be sent to actors .*: put it into a module",
+        ),
         (CartPole, r"give an instance, CartPole\(\.\.\.\)"),
         (GymEnv, r"give an instance, GymEnv\(\.\.\.\)"),
         (gymnasium.make_vec("CartPole-v1", 2), "give a name such as 'pong'"),

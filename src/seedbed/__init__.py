@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 from seedbed.version import __version__
 
 if TYPE_CHECKING:
-    from seedbed.api import Weights, load, make_gymnasium, train
+    from seedbed.api import Weights, evaluate, export, load, make_gymnasium, report, train
 
-__all__ = ["Weights", "__version__", "load", "make_gymnasium", "train"]
+__all__ = [
+    "Weights",
+    "__version__",
+    "evaluate",
+    "export",
+    "load",
+    "make_gymnasium",
+    "report",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Actor processes import this package too, and must not spend time and memory on JAX.
-    if name in ("Weights", "load", "make_gymnasium", "train"):
+    if name in __all__:
         from seedbed import api
 
         return getattr(api, name)
@@ -22,4 +31,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

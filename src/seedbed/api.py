@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from seedbed import starting
-from seedbed.arguments import checked, require_fields
+from seedbed.arguments import checked, require, require_fields
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import to_json
@@ -35,29 +36,43 @@ from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
-__all__ = ["Weights", "evaluate", "load", "make_gymnasium", "train", "train_settled"]
+__all__ = [
+    "Weights",
+    "evaluate",
+    "export",
+    "load",
+    "make_gymnasium",
+    "report",
+    "train",
+    "train_settled",
+]
 
 
 @checked
 def train(
-    what: str | TrainConfig | HostEnvConfig | Environment,
+    what: str | TrainConfig | HostEnvConfig | Environment | gymnasium.Env | Callable[..., Any],
     *,
-    agent: str | None = None,
-    runtime: str | None = None,
+    agent: str | dict[str, Any] | None = None,
+    env: dict[str, Any] | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     trust: bool = False,
     start: str | Path | Weights | None = None,
     on_metrics: OnMetrics | None = None,
-    **runtime_options: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
     `what` is a name, as in `seedbed train`, a `TrainConfig`, or the configuration of an environment, such as
-    `GymEnv("CartPole-v1")`. `agent` names another agent, such as ppo or `module:Class`, and `runtime` another
-    runtime, such as paramserver. `run` is the folder of the run; by default a new one below runs/.
-    `runtime_options` are fields of the runtime's configuration, such as `steps=1_000_000` (transitions). On a
-    GPU, a preset or an environment has the sizes of `config.scaling`. The summary holds the last metrics,
+    `GymEnv("CartPole-v1")`. It may also be a function or class that makes a Gymnasium environment (one of a
+    script or notebook goes to actors of this machine only), or an environment that `gymnasium.make` has made:
+    others are made like it.
+
+    `agent` names another agent, such as ppo or `module:Class`, or has options of the agent, such as
+    `{"learning_rate": 1e-3}`, and `env` has those of the environment. `run` is the folder of the run; by
+    default a new one below runs/. `options` are fields of the runtime's configuration, such as
+    `steps=1_000_000` (transitions), and `runtime`, the name of another one, such as paramserver. On a GPU, a
+    preset or an environment has the sizes of `config.scaling`. The summary holds the last metrics,
     `interrupted` (bool) and `run` (the folder).
 
     `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
@@ -74,8 +89,11 @@ def train(
     """
     folder = None if run is None else run_path(str(run))
     weights = start if isinstance(start, Weights | None) else Weights(start)
-    request = Request(what, agent, runtime, folder, resume, trust, weights)
-    settled = settle(request, lambda config: with_options(config, runtime_options))
+    named, changed = (None, agent) if isinstance(agent, dict) else (agent, {})
+    runtime = options.pop("runtime", None)
+    require("train: runtime", runtime, str | None)
+    request = Request(what, named, runtime, folder, resume, trust, weights, env or {})
+    settled = settle(request, lambda config: with_options(config, options, changed))
     return train_settled(request, settled, on_metrics)
 
 
@@ -167,3 +185,34 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
         )
     agent, spec, frame_stack, params = exported.read(run)
     return Policy(PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
+
+
+@checked
+def report(runs: list[str | Path], output: str | Path) -> None:
+    """Writes one page with curves, settings and episodes of runs, as `seedbed report` does.
+
+    `runs` are folders, and `output` is a path that ends in .html. The best run of each environment plays
+    episodes. Prints notices to stderr. Raises SeedbedError if no folder is that of a run, or if the page
+    cannot be written.
+    """
+    from seedbed.viewer.report import write_report
+
+    write_report([run_path(str(run)) for run in runs], Path(output), _tell)
+
+
+@checked
+def export(
+    run: str | Path, folder: str | Path, newest: bool = False, trust: bool = False
+) -> dict[str, Any]:
+    """Writes a run's best policy, or its newest, as ONNX into a new folder; returns the contract.
+
+    The contract describes observations, actions and files (docs/export.md). `trust` is that of `load`. Needs
+    `seedbed[export]`. Raises SeedbedError if that is missing, if the folder is not empty, or if a part of the
+    agent has no form in ONNX.
+    """
+    from seedbed.export import extra
+
+    extra.require_packages(*extra.EXTRA)
+    from seedbed.export import command
+
+    return command.export(run_path(str(run)), Path(folder), newest, _tell, trust)

@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | host | key | evaluate | report | export | list | bench`.
+"""The command line: `seedbed train | config | actor | host | key | evaluate | report | export | ...`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -34,6 +34,8 @@ Trains reinforcement-learning agents as fast as the hardware allows.
 commands:
   train PRESET_OR_ENV [--agent A] [--runtime R] [--steps N] [--run DIR] ...
                   train an agent; `seedbed train pong --help` lists every option
+  config PRESET_OR_ENV [--json] ...
+                  show what `train` would run, and where each value comes from
   actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
                   step environments of this machine for a run that listens (train --listen)
   host RUN_OR_ADDRESS [--key FILE] [--only KIND,...] [--cores N]
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
+        "config": _config,
         "actor": _actor,
         "host": _host,
         "key": _key,
@@ -147,7 +150,7 @@ def _train(arguments: list[str]) -> int:
     request = given.request
     if given.help and request.run is None:
         request = request._replace(resume=False)
-    if request.what is None and not request.resume:
+    if request.what is None and request.file is None and not request.resume:
         raise UsageError("name what to train first: seedbed train pong (see `seedbed list`)")
     if given.cluster is not None and not given.help:
         from seedbed.launch import cluster, ray_cluster
@@ -155,6 +158,22 @@ def _train(arguments: list[str]) -> int:
         kind = ray_cluster if given.cluster.startswith("ray") else cluster
         return kind.train(given, _train_settled)
     return _train_settled(request, lambda config: flags.override(config, given.rest, given.help))[0]
+
+
+def _config(arguments: list[str]) -> int:
+    from seedbed.config import explain, flags
+
+    as_json = "--json" in arguments
+    given = flags.split_train_arguments([word for word in arguments if word != "--json"])
+    if given.help or (given.request.what is None and given.request.file is None):
+        usage = "usage: seedbed config PRESET_OR_ENV [--json] [OPTIONS of seedbed train]"
+        if not given.help:
+            raise UsageError(f"name what to show first: {usage.partition(': ')[2]}")
+        _print(f"{usage}\n\n{explain.DESCRIPTION}")
+        return ExitStatus.FINISHED
+    config, rows = explain.explained(given)
+    _print(strict_json.dumps(config, indent=1) if as_json else explain.table(rows))
+    return ExitStatus.FINISHED
 
 
 def _train_settled(request: Any, change: Callable[[Any], Any]) -> tuple[int, dict[str, Any]]:

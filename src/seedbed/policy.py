@@ -104,6 +104,11 @@ class Policy:
     def __init__(self, forms: SpaceCodec, policy: evaluation.SpecPolicy) -> None:
         self._forms, self._policy = forms, policy
 
+    @property
+    def params(self) -> Tree:
+        """The parameters that acting needs, the agent's own tree of arrays."""
+        return self._policy.params
+
     def reset(self) -> None:
         """Clears recurrent state and frame stack: the next observation opens an episode."""
         self._policy.reset()
@@ -141,8 +146,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
 
-    `env` names another environment with the same shapes; None plays the run's own. `env_steps` in the
-    result is the number of transitions that the policy was trained for.
+    `env` names another environment with the same shapes; None plays the run's own. `seed` is that of the
+    environments and of actions that are drawn. `env_steps` in the result is the number of transitions that the policy was trained for.
 
     Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
     member if there was no evaluation. `member` in the result names it.

@@ -7,12 +7,14 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from seedbed.config import resolve
 from seedbed.config.configuration import RUNTIMES, TrainConfig
+from seedbed.config.env_options import IDENTITY, told, without_words, words_of, written
 from seedbed.config.saved import ENV_BOUND
 from seedbed.config.settle import Request, in_runtime
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
@@ -25,10 +27,7 @@ from seedbed.run.encoding import BOUND
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
-_FIXED = ("id", "factory", "game", "kwargs")
-"""Fields that identify a host environment. They are not options: the target already names the environment,
-and the default settings depend on it."""
-_VALUES = ("--agent", "--runtime", "--run", "--from", "--cluster")
+_VALUES = ("--agent", "--runtime", "--config", "--run", "--from", "--cluster")
 _SWITCHES = ("--resume", "--from-optimizer", "--from-partial", "--trust-run", "--debug")
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
@@ -67,7 +66,9 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
             "--from-optimizer and --from-partial say how to read --from: name a run with it"
         )
     start = None if values["--from"] is None else Weights(values["--from"], **parts)
-    request = Request(target, agent, runtime, run, resume, switches["--trust-run"], start)
+    trust, env = switches["--trust-run"], words_of(rest)
+    file = None if values["--config"] is None else Path(values["--config"])
+    request = Request(target, agent, runtime, run, resume, trust, start, env, file)
     shown = switches["--help"] or switches["-h"]
     return TrainArguments(request, switches["--debug"], shown, tuple(rest), values["--cluster"])
 
@@ -77,7 +78,8 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
 
     With `show_help`, prints help and raises SystemExit. Raises UsageError for options that it cannot use.
     """
-    arguments = [_plain_name(token) for token in arguments]
+    kwargs = dict(getattr(config.env, "kwargs", ()))
+    arguments = [_plain_name(token) for token in without_words(arguments, kwargs)]
     known = dict(_known_options(config))
     arguments = _whole_numbers(arguments, known)
     if not show_help:
@@ -89,7 +91,7 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
             parsed: Any = tyro.cli(
                 options,  # type: ignore[arg-type]
                 prog=f"seedbed train {config.name}",
-                description=HELP,
+                description="\n".join(filter(None, (HELP, told(config.env)))),
                 args=["--help"] if show_help else arguments,
                 config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
             )
@@ -135,6 +137,7 @@ def command(config: TrainConfig) -> str:
             words.append(option if value else f"--{head}{dot}no-{tail}")
         else:
             words += [option, *map(str, value if isinstance(value, tuple) else [value])]
+    words += written(dict(getattr(config.env, "kwargs", ())))
     return " ".join(map(quoted, words))
 
 
@@ -147,6 +150,7 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
 
   --agent A     takes another agent: a name or module:Class
   --runtime R   takes another runtime: central or paramserver
+  --config FILE takes all of a configuration, such as a run's config.json
   --run DIR     names the folder of the run, by default below runs/, or a
                 bucket: s3://..., gs://...
   --resume      goes on with the run in the folder of --run
@@ -197,7 +201,7 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
 
 def _fixed(env: HostEnvConfig | Environment) -> tuple[str, ...]:
     """Returns the names of the environment's fields that are not options."""
-    return ENV_BOUND if is_on_device(env) else _FIXED
+    return ENV_BOUND if is_on_device(env) else IDENTITY
 
 
 def _without(kind: type, names: tuple[str, ...]) -> Any:
@@ -210,6 +214,15 @@ def _without(kind: type, names: tuple[str, ...]) -> Any:
     if not hidden:
         return kind
     return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True)
+
+
+def options_of(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Yields the options of a configuration with their values, without the negative forms of switches."""
+    known = dict(_known_options(config))
+    for option, value in known.items():
+        head, dot, tail = option.lstrip("-").rpartition(".")
+        if f"--{head}{dot}{tail.removeprefix('no-')}" == option or not isinstance(value, bool):
+            yield option, value
 
 
 def _known_options(config: TrainConfig) -> Iterator[tuple[str, Any]]:

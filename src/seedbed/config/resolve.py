@@ -6,10 +6,13 @@ Agents are imported only when they are used, because they import JAX, which `see
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from seedbed.config import defaults
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.env_options import with_env_options
 from seedbed.config.presets import PRESETS
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
@@ -25,7 +28,9 @@ PARTS = [name for name in vars(Agent) if not name.startswith("_")]
 
 
 def train_config(
-    target: str | HostEnvConfig | Environment, agent: str | None = None
+    target: str | HostEnvConfig | Environment,
+    agent: str | None = None,
+    env: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainConfig:
     """Returns the configuration for the name of a preset or of an environment, or for an environment.
 
@@ -33,7 +38,7 @@ def train_config(
     `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
     agent of `AGENTS` gets its settings from the table `defaults.ROWS`. A class keeps its own defaults; it
     trains for as many steps as the environment's usual agent and is evaluated as often (to find that agent,
-    an environment of the host is made and closed).
+    an environment of the host is made and closed). `env` has options of the environment, by name.
 
     Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
     """
@@ -42,23 +47,30 @@ def train_config(
             f"agent is {agent!r}; give its name, such as ppo or my_module:MyAgent, or train a TrainConfig"
         )
     if not isinstance(target, str):
-        return _configured(target, agent, "")
+        return _configured(with_env_options(target, env), agent, "")
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
             raise SeedbedError(
                 f"preset {target} has an agent of its own: leave out --agent {agent}, or name the "
                 f"environment, {target.rpartition('/')[0]}"
             )
-        return dataclasses.replace(PRESETS[target](), name=target)
+        return _preset(target, env)
     head, _, tail = target.rpartition("/")
     if agent is None and tail in AGENTS and _is_environment(head):
-        return train_config(head, tail)
+        return train_config(head, tail, env)
     same_env = [name for name in PRESETS if name.rpartition("/")[0] == target]
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
-        return dataclasses.replace(PRESETS[name](), name=name)
-    preset = PRESETS[same_env[0]]() if same_env else None
-    return _configured(preset.env if preset else resolve_env(target), agent, target, preset)
+        return _preset(name, env)
+    preset = _preset(same_env[0], env) if same_env else None
+    made = preset.env if preset else with_env_options(resolve_env(target), env)
+    return _configured(made, agent, target, preset)
+
+
+def _preset(name: str, env: Mapping[str, Any]) -> TrainConfig:
+    """Returns the configuration of a preset, with other options of its environment."""
+    config = PRESETS[name]()
+    return dataclasses.replace(config, name=name, env=with_env_options(config.env, env))
 
 
 def _configured(

@@ -9,6 +9,8 @@ from typing import Any
 from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
+from seedbed.files import load_json
+from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import CONFIG, RunFolder
@@ -67,6 +69,24 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
             f"{printable(trust.file)} is damaged or incomplete ({type(error).__name__}: {error}): "
             "restore it, or start a new run"
         ) from error
+
+
+def read_config(file: Path, trust: bool = False) -> TrainConfig:
+    """Returns the configuration in a file, such as a run's config.json; `trust` is that of `saved_config`.
+
+    Raises SeedbedError if the file cannot be read, or has a part or an option that is unknown or missing.
+    """
+    try:
+        data = load_json(file)
+    except (OSError, ValueError) as error:
+        raise SeedbedError(f"{printable(file)} cannot be read ({error}): check the path") from error
+    if not isinstance(data, dict):
+        raise SeedbedError(
+            f"{printable(file)} is not a JSON object: `seedbed config --json` writes one"
+        )
+    known = ["name", "env", "agent", "start", *RUNTIMES]
+    require_options(printable(file), data, known)
+    return from_json(data, Trust(file.parent, file, trust))
 
 
 def saved_config(folder: RunFolder, trust: bool = False) -> TrainConfig:

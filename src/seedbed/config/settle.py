@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from seedbed.arguments import refusal, require, require_fields
 from seedbed.config import scaling
 from seedbed.config.configuration import RUNTIMES, TrainConfig
+from seedbed.config.env_options import with_env_options
 from seedbed.config.resolve import PARTS, train_config
-from seedbed.config.saved import resumed
+from seedbed.config.saved import read_config, resumed
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.pickled import MAKE
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.run.bucket import is_address
+from seedbed.run.encoding import BOUND, plain_tuple
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
@@ -26,13 +30,15 @@ from seedbed.types import Environment, SeedbedError, UsageError
 class Request(NamedTuple):
     """A request to train, but for the options of the configuration."""
 
-    what: str | TrainConfig | HostEnvConfig | Environment | None  # None: that of the run to resume
+    what: Any  # as in `api.train`; None is what the run to resume trains
     agent: str | None = None
     runtime: str | None = None
     run: Path | None = None  # the run's folder
     resume: bool = False
     trust: bool = False
     start: Weights | None = None  # what a new run begins with
+    env: Mapping[str, Any] = MappingProxyType({})  # options of the environment, by name
+    file: Path | None = None  # a configuration to take, instead of a name
 
 
 class Settled(NamedTuple):
@@ -71,14 +77,25 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
 def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
     """Returns the configuration that options change; first that of a CPU, if sizes depend on the device."""
     what = request.what
+    if request.file is not None:
+        if what is not None or request.agent or request.runtime or request.resume:
+            raise UsageError(
+                "--config has all of a configuration: leave out the name, --agent, --runtime and --resume"
+            )
+        what = read_config(request.file, request.trust)
     if isinstance(what, TrainConfig):
-        return None, _checked(what, request)
+        config = _checked(what, request)
+        return None, dataclasses.replace(config, env=with_env_options(config.env, request.env))
     if request.resume and isinstance(what, str | None):
         if request.runtime is not None:
             raise UsageError("a run keeps its runtime: leave out --runtime (in Python runtime)")
-        return None, resumed(Path(request.run or ""), what, request.agent, request.trust)
-    named = what if isinstance(what, str) else _require_env("what", what)
-    plain = train_config(named, request.agent)
+        config = resumed(Path(request.run or ""), what, request.agent, request.trust)
+        return None, dataclasses.replace(config, env=with_env_options(config.env, request.env))
+    named: Any = what
+    if not isinstance(what, str):
+        named = what if _is_options(what) else registry.configured(what)
+        _require_env("what", named)
+    plain = train_config(named, request.agent, request.env)
     if request.runtime is not None:
         plain = in_runtime(plain, request.runtime)
     return plain, scaling.for_this_device(plain)
@@ -109,14 +126,25 @@ def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
     return dataclasses.replace(config, runtime=kind(**shared))
 
 
-def with_options(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
-    """Returns a configuration with other options of the runtime; raises SeedbedError for an unknown one."""
+def with_options(
+    config: TrainConfig, given: dict[str, Any], agent: Mapping[str, Any]
+) -> TrainConfig:
+    """Returns a configuration with other options of the runtime and of the agent, by name.
+
+    Raises SeedbedError, with the nearest name, for an unknown one, and for a value that cannot be.
+    """
     known = [field.name for field in dataclasses.fields(config.runtime)]
     require_options(f"the {config.runtime.runtime} runtime", given, known)
     steps = given.get("steps")
     if isinstance(steps, float) and steps.is_integer():
         given = {**given, "steps": int(steps)}  # 2e6, as on the command line
-    return dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, **given))
+    options: Any = config.agent
+    names = [field.name for field in dataclasses.fields(options) if field.init]
+    require_options(type(options).__name__, agent, [name for name in names if name not in BOUND])
+    learner = dataclasses.replace(options, **{k: plain_tuple(v) for k, v in agent.items()})
+    require_fields(learner)
+    runtime = dataclasses.replace(config.runtime, **given)
+    return dataclasses.replace(config, agent=learner, runtime=runtime)
 
 
 def _fitted(config: TrainConfig) -> TrainConfig:
@@ -128,6 +156,12 @@ def _fitted(config: TrainConfig) -> TrainConfig:
             "fused runtime, all others in the central one or with parameter servers"
         )
     options.require_platform()
+    elsewhere = getattr(options, "listen", "") or getattr(options, "hosts", 0)
+    if elsewhere and getattr(config.env, "factory", "") == MAKE:
+        raise SeedbedError(
+            "the environment is defined in a script or notebook, which other machines cannot import: put it "
+            "into a module, such as my_env.py, and give 'my_env:name'"
+        )
     return dataclasses.replace(config, runtime=options.fitted(config.agent))
 
 
@@ -164,6 +198,7 @@ def _is_agent(value: Any) -> bool:
 def _require_env(name: str, env: Any) -> HostEnvConfig | Environment:
     """Returns `env`; raises SeedbedError unless it is the configuration of an environment, of any kind."""
     if not (_is_options(env) and (is_on_device(env) or hasattr(env, "make"))):
-        raise refusal(name, env, registry.advice(env))
+        remedy = "give the configuration of an environment, such as GymEnv('CartPole-v1')"
+        raise refusal(name, env, remedy)
     require_fields(env)
     return env

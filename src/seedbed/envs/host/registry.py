@@ -7,6 +7,7 @@ processes must start without it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import re
 import types
@@ -25,10 +26,10 @@ from seedbed.envs.host.gym import (
     MAIN,
     FactoryEnv,
     GymEnv,
-    in_module,
     of_package,
     require_id,
 )
+from seedbed.envs.host.pickled import pickled
 from seedbed.envs.host.pooled import FOOTBALL, PREFIX, EnvPoolEnv, football
 from seedbed.envs.host.pooled import SCENARIOS as MATCHES
 from seedbed.envs.specs import spec_of
@@ -115,29 +116,46 @@ def resolve(name: str) -> HostEnvConfig | Environment:
     raise SeedbedError(f"unknown environment {name!r}{hint}{of_package(name)}")
 
 
-def advice(value: Any) -> str:
-    """Returns what to write instead of a value that is no environment's configuration."""
+def configured(value: Any) -> HostEnvConfig | Environment:
+    """Returns the configuration of what makes environments: a function, a class, or an environment made.
+
+    Of an environment it takes Gymnasium's spec, since each actor makes environments of its own. Functions of
+    a script or notebook go to actors of this machine by value. Raises SeedbedError for anything else.
+    """
+    if isinstance(value, gymnasium.Env):
+        return _of_spec(value)
     if isinstance(value, type) and dataclasses.is_dataclass(value):
-        return f"give an instance, {value.__name__}(...)"
-    if isinstance(value, gymnasium.Env) and value.spec is not None:
-        options = f", kwargs={dict(value.spec.kwargs)!r}" if value.spec.kwargs else ""
-        made = f"GymEnv({value.spec.id!r}{options})" if options else repr(value.spec.id)
-        return f"each actor makes environments of its own, so give the id: {made}"
-    code = type(value.unwrapped) if isinstance(value, gymnasium.Env) else value
-    if not isinstance(code, type | types.FunctionType):
-        return (
-            "give a name such as 'pong', 'CartPole-v1' or 'module:Class', a TrainConfig, or the "
-            "configuration of an environment such as GymEnv('CartPole-v1')"
+        raise refusal("what", value, f"give an instance, {value.__name__}(...)")
+    if not isinstance(value, type | types.FunctionType | functools.partial):
+        raise refusal(
+            "what",
+            value,
+            "give a name such as 'pong', 'CartPole-v1' or 'module:Class', a TrainConfig, a function that "
+            "makes an environment, or the configuration of one such as GymEnv('CartPole-v1')",
         )
-    module, name = code.__module__, code.__qualname__
-    if "<" in name:
-        return (
-            "actors import what makes an environment: define it at the top level of a module, and give "
-            "'module:name'"
+    module = getattr(value, "__module__", MAIN)
+    name = getattr(value, "__qualname__", type(value).__name__)
+    if module == MAIN or "<" in name or isinstance(value, functools.partial):
+        return pickled(value, name.rpartition(".")[2])
+    return resolve(f"{module}:{name}")
+
+
+def _of_spec(env: gymnasium.Env[Any, Any]) -> GymEnv:
+    """Returns the configuration that makes an environment like this; raises SeedbedError if none does."""
+    spec = env.spec
+    remedy = "give a function that makes it: each actor makes environments of its own"
+    if spec is None:
+        raise SeedbedError(
+            f"{type(env.unwrapped).__name__} was not made by gymnasium.make: {remedy}"
         )
-    if module == MAIN:
-        return in_module(name)
-    return f"each actor makes environments of its own, so give the name: {f'{module}:{name}'!r}"
+    if spec.additional_wrappers:
+        names = ", ".join(each.name for each in spec.additional_wrappers)
+        raise SeedbedError(f"{spec.id} is wrapped in {names}: {remedy}, wrapped")
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    usual = gymnasium.registry.get(spec.id)
+    if usual is None or usual.max_episode_steps != spec.max_episode_steps:
+        kwargs["max_episode_steps"] = spec.max_episode_steps
+    return GymEnv(spec.id, kwargs=kwargs)
 
 
 def names() -> list[str]:

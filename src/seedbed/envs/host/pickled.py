@@ -1,0 +1,49 @@
+"""Environments that a script or notebook defines itself, which actor processes get by value. No JAX."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from seedbed.envs.host.gym import FactoryEnv
+from seedbed.types import SeedbedError
+
+MAKE = "seedbed.envs.host.pickled:make"
+"""The factory of such an environment."""
+_MOST = 1_000_000
+"""The most bytes of a pickled function."""
+
+
+def pickled(function: Callable[[], Any], name: str) -> FactoryEnv:
+    """Returns the configuration of an environment that a function makes which nobody can import.
+
+    Only actors of this machine can make it. Raises SeedbedError if the function cannot be pickled, or holds
+    more than 1 MB of data.
+    """
+    import cloudpickle
+
+    remedy = f"put it into a module, such as my_env.py, and give 'my_env:{name}'"
+    try:
+        data = cloudpickle.dumps(function)
+    except Exception as error:
+        raise SeedbedError(
+            f"{name} cannot be sent to actors ({type(error).__name__}: {error}): {remedy}"
+        ) from error
+    if len(data) > _MOST:
+        raise SeedbedError(
+            f"{name} holds {len(data):,} bytes of data: {remedy}, or read them there"
+        )
+    return FactoryEnv(MAKE, kwargs={"name": name, "pickled": base64.b64encode(data).decode()})
+
+
+def make(name: str, pickled: str) -> Any:
+    """Makes an environment; raises SeedbedError if what it needs is not there."""
+    try:
+        function = pickle.loads(base64.b64decode(pickled))
+    except Exception as error:
+        raise SeedbedError(
+            f"{name} cannot be read back ({type(error).__name__}: {error}): it needs what its script had"
+        ) from error
+    return function()

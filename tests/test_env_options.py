@@ -1,0 +1,205 @@
+"""Options by name: of what makes an environment, of agents in Python, and what a configuration is made of."""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import seedbed
+from seedbed import cli
+from seedbed.agents.ppo import Ppo
+from seedbed.config import env_options, flags
+from seedbed.config.env_options import Words, with_env_options
+from seedbed.config.saved import saved_config
+from seedbed.config.settle import Request, settle, with_options
+from seedbed.envs.device.locomotion.ant import Ant
+from seedbed.envs.host import registry
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.envs.host.pickled import MAKE
+from seedbed.envs.host.pooled import EnvPoolEnv
+from seedbed.run.folder import RunFolder
+from seedbed.types import Box, SeedbedError
+
+HERE = "test_env_options"
+
+
+def make(speed: float, wind: bool = False, table: list[int] | None = None) -> gymnasium.Env:
+    """Makes an environment with options of several kinds."""
+    assert (speed, wind, table) == (3.0, True, [1, 2])
+    return gymnasium.make("Pendulum-v1")
+
+
+def make_cartpole(reward: float = 1.0) -> gymnasium.Env:
+    """Makes a CartPole whose steps pay another reward."""
+    return gymnasium.wrappers.TransformReward(
+        gymnasium.make("CartPole-v1"), lambda r: reward * float(r)
+    )
+
+
+def configured(*words: str) -> Any:
+    given = flags.split_train_arguments(words)
+    return settle(given.request, lambda config: flags.override(config, given.rest, False)).config
+
+
+def test_the_command_line_reaches_the_arguments_of_a_factory_and_of_a_gymnasium_id() -> None:
+    words = ("--env.speed", "3", "--env.wind", "--env.table", "[1, 2]", "--env.frame-stack", "2")
+    config = configured(f"{HERE}:make", *words, "--steps", "1e3")
+    assert config.env == FactoryEnv(
+        f"{HERE}:make", 2, {"speed": 3.0, "wind": True, "table": [1, 2]}
+    )
+    assert config.runtime.steps == 1000 and isinstance(config.agent, Ppo)
+    config = configured("Pendulum-v1", "--env.g=5", "--env.max-episode-steps", "50")
+    assert dict(config.env.kwargs) == {"g": 5.0, "max_episode_steps": 50}
+    assert config.env.make(1, 0).spec.action == Box((1,), (-2.0,), (2.0,))
+
+
+def test_options_that_change_the_task_choose_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option is there before the agent is chosen, by what the environment shows and takes."""
+    module = types.ModuleType("two_worlds")
+    module.make = lambda real=False: gymnasium.make(  # type: ignore[attr-defined]
+        "MountainCarContinuous-v0" if real else "FrozenLake-v1"
+    )
+    monkeypatch.setitem(__import__("sys").modules, "two_worlds", module)
+    discrete = configured("two_worlds:make", "--env.no-real")
+    real = configured("two_worlds:make", "--env.real", "true", "--agent", "sac")
+    assert type(discrete.agent).__name__ == "Ppo" and type(real.agent).__name__ == "Sac"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ((f"{HERE}:make", "--env.sped", "3"), "takes no option 'sped'; did you mean speed"),
+        ((f"{HERE}:make", "--env.speed", "fast"), "--env.speed is 'fast': give a number"),
+        ((f"{HERE}:make", "--env.speed"), "--env.speed needs a value"),
+        ((f"{HERE}:make", "--env.wind", "maybe"), "--env.wind is 'maybe': give true or false"),
+        (("Pendulum-v1", "--env.gg", "5"), "Pendulum-v1 takes no option 'gg'; did you mean g"),
+        (("ant", "--env.gg", "5"), "unknown option --env.gg"),
+        (("ant", "--env.ctrl-cost", "1"), "did you mean --env.ctrl-cost-weight"),
+    ],
+)
+def test_wrong_options_of_environments_get_one_line(
+    words: tuple[str, ...], refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words]) in (1, 2)
+    told = capsys.readouterr().err
+    assert refusal in told and told.count("\n") == 1
+
+
+def test_python_names_options_of_agents_and_environments() -> None:
+    request = Request("ant", env={"ctrl_cost_weight": 0.1})
+    config = settle(
+        request, lambda c: with_options(c, {"steps": 10}, {"learning_rate": 1e-3})
+    ).config
+    assert isinstance(config.env, Ant) and config.env.ctrl_cost_weight == 0.1
+    assert config.agent.learning_rate == 1e-3 and config.agent.unroll == 16, "the preset's"  # type: ignore[attr-defined]
+    with pytest.raises(
+        SeedbedError, match="Ppo has no option 'lerning_rate'; did you mean learning"
+    ):
+        seedbed.train("ant", agent={"lerning_rate": 1e-3})
+    with pytest.raises(
+        SeedbedError, match="Ant has no option 'ctrl_cost'; did you mean ctrl_cost_w"
+    ):
+        seedbed.train("ant", env={"ctrl_cost": 1e-3})
+    with pytest.raises(SeedbedError, match="learning_rate is x; give more than 0"):
+        seedbed.train("ant", agent={"learning_rate": "x"})
+    wide = settle(Request("ant"), lambda c: with_options(c, {}, {"hidden_sizes": [8, 8]})).config
+    assert wide.agent.hidden_sizes == (8, 8)  # type: ignore[attr-defined]
+    with pytest.raises(SeedbedError, match="takes no option 'gg'"):
+        seedbed.train("Pendulum-v1", env={"gg": 1})
+    assert dict(with_env_options(EnvPoolEnv("Pong-v5"), {"x": 1}).kwargs) == {"x": 1}
+
+
+def test_words_are_read_as_an_argument_takes_them() -> None:
+    known = env_options.arguments_of(FactoryEnv(f"{HERE}:make"))
+    assert known is not None and list(known) == ["speed", "wind", "table"]
+    env = with_env_options(FactoryEnv(f"{HERE}:make_cartpole"), {"reward": Words("-1e-2")})
+    assert dict(env.kwargs) == {"reward": -0.01}
+    assert "--env.reward (default: 1.0)" in env_options.told(env)
+    assert env_options.written({"a_b": [1], "c": "x"}) == ["--env.a-b", "[1]", "--env.c", "x"]
+
+
+def test_a_function_an_environment_and_a_class_say_what_to_train() -> None:
+    made = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=7)
+    assert registry.configured(made) == GymEnv(
+        "FrozenLake-v1",
+        kwargs={**made.spec.kwargs, "max_episode_steps": 7},  # type: ignore[union-attr]
+    )
+    assert registry.configured(gymnasium.make("CartPole-v1")) == GymEnv("CartPole-v1")
+    assert registry.configured(make) == FactoryEnv(f"{HERE}:make")
+    local: Any = registry.configured(lambda: gymnasium.make("CartPole-v1"))
+    assert local.factory == MAKE
+    with pytest.raises(SeedbedError, match="other machines cannot import: put it into a module"):
+        seedbed.train(lambda: gymnasium.make("CartPole-v1"), agent="impala", listen="127.0.0.1:0")
+
+
+def test_a_function_of_a_script_trains_and_its_run_plays(tmp_path: Path) -> None:
+    """Actors are other processes, which get the function by value, and so does who plays it later."""
+    factor = 2.0
+    function = functools.partial(lambda reward: make_cartpole(reward), factor)
+    summary = seedbed.train(
+        function, run=tmp_path / "run", steps=500, actors=1, envs_per_actor=2, evaluate_episodes=2,
+        agent={"unroll": 16, "batch": 2, "minibatches": 1, "epochs": 1},
+    )  # fmt: skip
+    assert summary["evaluation/episode_return_mean"] == pytest.approx(
+        2 * summary["evaluation/episode_length_mean"]
+    )
+
+
+def test_a_configuration_is_shown_with_where_each_value_comes_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["Pendulum-v1", "--env.g", "5", "--agent.learning-rate", "1e-2", "--steps", "1e4"]
+    assert cli.main(["config", *words]) == 0
+    told = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert told["--env.g"] == ["5.0", "this", "command", "line"]
+    assert told["--agent.learning-rate"] == ["0.01", "this", "command", "line"]
+    assert told["--agent.unroll"][:3] == ["128", "a", "default"]
+    assert told["--actors"][1:] == ["chosen", "for", "this", "machine"]
+    assert told["--agent.gamma"] == ["0.99"], "the class's own"
+    assert cli.main(["config", "ant"]) == 0
+    assert "--agent.reward-scale                              0.1          the preset ant/ppo" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_configuration_in_a_file_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "cartpole/ppo",
+        "--steps",
+        "640",
+        "--agent.hidden-sizes",
+        "8",
+        "--evaluate-episodes",
+        "2",
+    ]
+    assert cli.main(["config", "--json", *words]) == 0
+    file = tmp_path / "mine.json"
+    file.write_text(capsys.readouterr().out)
+    run = tmp_path / "run"
+    assert cli.main(["train", "--config", str(file), "--run", str(run), "--seed", "3"]) == 0
+    capsys.readouterr()
+    config = saved_config(RunFolder.read(run))
+    assert config.agent.hidden_sizes == (8,) and config.runtime.seed == 3  # type: ignore[attr-defined]
+    assert config.name == "cartpole/ppo"
+    data = json.loads(file.read_text())
+    for change, refusal in (
+        ({"agnt": {}}, "has no option 'agnt'; did you mean agent"),
+        ({"agent": {**data["agent"], "lr": 1}}, "Ppo has no option 'lr'"),
+        ({"fused": {"steeps": 1}}, "FusedConfig has no option 'steeps'; did you mean steps"),
+    ):
+        file.write_text(json.dumps(data | change))
+        assert cli.main(["train", "--config", str(file)]) == 1
+        assert refusal in capsys.readouterr().err
+    file.write_text("[")
+    assert cli.main(["train", "--config", str(file)]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert cli.main(["train", "ant", "--config", str(file)]) == 2
+    assert "leave out the name" in capsys.readouterr().err
