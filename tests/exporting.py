@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.export.check import Arrays, Reference, compare, open_session
-from seedbed.export.policy import NEXT, OBSERVATION, Policy
+from seedbed.exporting.check import Arrays, Reference, compare, open_session
+from seedbed.exporting.policy import NEXT, OBSERVATION, Policy
 
 
 class Exported:

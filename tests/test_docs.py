@@ -24,7 +24,7 @@ from documented import ROOT, blocks, python_blocks, run_page
 from seedbed import cli
 from seedbed.actors import command as actor_command
 from seedbed.config import flags, resolve, settle
-from seedbed.export import extra
+from seedbed.exporting import extra
 from seedbed.launch import joining, key
 from seedbed.run import bucket
 from seedbed.types import SeedbedError
@@ -179,7 +179,7 @@ def parsed(words: tuple[str, ...]) -> None:
         asked = given.request
         if asked.what and not asked.resume and asked.what not in PLACEHOLDERS:
             agent = None if asked.agent in PLACEHOLDERS else asked.agent
-            config = resolve.train_config(asked.what, agent)
+            config = resolve.train_config(asked.what, agent, asked.env)
             if asked.runtime:
                 config = settle.in_runtime(config, asked.runtime)
             if given.rest and not given.help:

@@ -22,11 +22,11 @@ from exporting import Exported, free_running, record, teacher_forced
 from seedbed import api, cli
 from seedbed.config import configuration, resolve
 from seedbed.envs.host.gym import GymEnv
-from seedbed.export import command
-from seedbed.export.check import TOLERANCE, open_session
-from seedbed.export.graph import Graph
-from seedbed.export.policy import Policy
-from seedbed.export.translate import MOST_ROUNDS, translate
+from seedbed.exporting import command
+from seedbed.exporting.check import TOLERANCE, open_session
+from seedbed.exporting.graph import Graph
+from seedbed.exporting.policy import Policy
+from seedbed.exporting.translate import MOST_ROUNDS, translate
 from seedbed.run.operations import flatten
 from seedbed.types import SeedbedError
 from small_disk import SmallDisk, on_small_disk

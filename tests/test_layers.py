@@ -46,7 +46,7 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"config"},
     {"policy"},
-    {"viewer", "export", "starting", "testing", "launch"},
+    {"viewer", "exporting", "starting", "testing", "launch"},
     {"api"},
     {"cli"},
     {"__init__", "__main__"},
@@ -70,7 +70,7 @@ LISTED = {
     ("replay", "ops"),
     ("actors", "envs"),
     ("paramserver", "central"),
-    ("starting", "export"),
+    ("starting", "exporting"),
 }
 # The floors inside simd: the stages of the compiler, and on top what JAX sees. Siblings are blind here, too.
 STAGES = (

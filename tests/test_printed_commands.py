@@ -17,7 +17,7 @@ import pytest
 from seedbed import api, cli, compression
 from seedbed.central import listening
 from seedbed.config import flags, resolve
-from seedbed.export import extra
+from seedbed.exporting import extra
 from seedbed.paramserver import command as host_command
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.command import Wishes

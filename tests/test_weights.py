@@ -24,7 +24,7 @@ from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.host.gym import GymEnv
-from seedbed.export.command import export
+from seedbed.exporting.command import export
 from seedbed.policy import restore
 from seedbed.run.folder import RunFolder
 from seedbed.run.leaves import named_leaves

@@ -25,7 +25,7 @@ from seedbed.config.settle import Request, settle
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.export.command import export
+from seedbed.exporting.command import export
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run

@@ -19,7 +19,7 @@ from seedbed.config.saved import to_json
 from seedbed.config.settle import Request, Settled, settle, with_options
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.registry import ON_DEVICE
-from seedbed.export import loading as exported
+from seedbed.exporting import loading as exported
 from seedbed.nearest import require_options
 from seedbed.policy import Policy, evaluate, policy_of, restore
 from seedbed.printable import printable
@@ -210,9 +210,9 @@ def export(
     `seedbed[export]`. Raises SeedbedError if that is missing, if the folder is not empty, or if a part of the
     agent has no form in ONNX.
     """
-    from seedbed.export import extra
+    from seedbed.exporting import extra
 
     extra.require_packages(*extra.EXTRA)
-    from seedbed.export import command
+    from seedbed.exporting import command
 
     return command.export(run_path(str(run)), Path(folder), newest, _tell, trust)

@@ -255,7 +255,7 @@ def _report(arguments: list[str]) -> int:
 
 
 def _export(arguments: list[str]) -> int:
-    from seedbed.export import extra
+    from seedbed.exporting import extra
 
     given = _parsed("export", extra, arguments)
     from seedbed.run.folder import RunFolder
@@ -263,7 +263,7 @@ def _export(arguments: list[str]) -> int:
     # What can be refused at once is, before JAX is loaded.
     RunFolder.read(given.run)
     extra.require_packages(*extra.EXTRA)
-    from seedbed.export import command
+    from seedbed.exporting import command
 
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))

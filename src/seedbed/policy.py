@@ -147,7 +147,8 @@ def evaluate(
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
 
     `env` names another environment with the same shapes; None plays the run's own. `seed` is that of the
-    environments and of actions that are drawn. `env_steps` in the result is the number of transitions that the policy was trained for.
+    environments and of actions that are drawn. `env_steps` in the result is the number of transitions that
+    the policy was trained for.
 
     Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
     member if there was no evaluation. `member` in the result names it.

@@ -11,7 +11,7 @@ import numpy as np
 
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import saved_config, to_json
-from seedbed.export import loading
+from seedbed.exporting import loading
 from seedbed.policy import forms_of, frame_stack_of
 from seedbed.printable import printable
 from seedbed.run.bucket import run_path

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.export.graph import Known, compact, is_static
-from seedbed.export.pointwise import POINTWISE
-from seedbed.export.primitives import LOGICAL
+from seedbed.exporting.graph import Known, compact, is_static
+from seedbed.exporting.pointwise import POINTWISE
+from seedbed.exporting.primitives import LOGICAL
 from seedbed.run.operations import Operation
 
 FOLDED = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from seedbed.export.graph import Graph, Tensor, is_static, product
+from seedbed.exporting.graph import Graph, Tensor, is_static, product
 from seedbed.run.operations import Operation
 from seedbed.types import SeedbedError
 

@@ -16,10 +16,10 @@ from seedbed import strict_json
 from seedbed.arguments import checked
 from seedbed.config import flags
 from seedbed.envs.host.gym import GymEnv
-from seedbed.export import card
-from seedbed.export.check import require_equal
-from seedbed.export.graph import IR_VERSION, OPSET
-from seedbed.export.loading import (
+from seedbed.exporting import card
+from seedbed.exporting.check import require_equal
+from seedbed.exporting.graph import IR_VERSION, OPSET
+from seedbed.exporting.loading import (
     CONTRACT,
     FORMAT,
     PARAMETERS,
@@ -27,7 +27,7 @@ from seedbed.export.loading import (
     action_json,
     observation_json,
 )
-from seedbed.export.policy import (
+from seedbed.exporting.policy import (
     ACTION,
     FIRST,
     NEXT,

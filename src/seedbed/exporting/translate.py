@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.export.folding import FOLDED, chosen, fold
-from seedbed.export.graph import Graph, Known, Tensor, compact, is_static
-from seedbed.export.pointwise import POINTWISE
-from seedbed.export.primitives import RULES, refused
+from seedbed.exporting.folding import FOLDED, chosen, fold
+from seedbed.exporting.graph import Graph, Known, Tensor, compact, is_static
+from seedbed.exporting.pointwise import POINTWISE
+from seedbed.exporting.primitives import RULES, refused
 from seedbed.run.operations import Operand, Operation, Program, Value
 
 MOST_ROUNDS = 64

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.export.graph import Graph
+from seedbed.exporting.graph import Graph
 
 Pointwise = Callable[..., str]
 """Adds nodes to a graph for a primitive that acts on elements: (graph, params, *names) -> name."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import onnxruntime
 
-from seedbed.export.policy import (
+from seedbed.exporting.policy import (
     FIRST,
     NEXT,
     REWARD,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from seedbed.config import resolve
-from seedbed.export.extra import require_packages
+from seedbed.exporting.extra import require_packages
 from seedbed.files import load_json
 from seedbed.printable import printable
 from seedbed.run import trust

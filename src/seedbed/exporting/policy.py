@@ -13,8 +13,8 @@ from jax import export
 from jax.extend.random import define_prng_impl
 
 from seedbed import trees
-from seedbed.export.graph import Graph
-from seedbed.export.translate import MOST_ROUNDS, Held, constants, translate
+from seedbed.exporting.graph import Graph
+from seedbed.exporting.translate import MOST_ROUNDS, Held, constants, translate
 from seedbed.ops.tracing import naming
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.operations import Operand, Program, Value, flatten
