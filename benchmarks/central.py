@@ -7,8 +7,8 @@
 Every part (an environment's step, acting on it, appending it to replay and sealing it there, drawing from
 replay, learning) is measured alone (_central_costs.py), for one env step. No run can be faster than the
 machine's cores allow for the sum of CPU times, nor than any one thread for the sum of its parts; the lower is
-the bound. With --peer the network of pong/impala is trained by Sample Factory's APPO in the same run, turn
-about. What follows -- goes to `seedbed train`. Make the peer's environment with
+the bound. With --peer the network of pong/impala, or Doom's, is trained by Sample Factory's APPO in the
+same run, turn about. What follows -- goes to `seedbed train`. Make the peer's environment with
 benchmarks/peers/sample_factory_setup.sh.
 """
 
@@ -35,7 +35,8 @@ from seedbed.run.lines import read_lines
 
 HERE = Path(__file__).parent
 PEER_PYTHON = Path("~/.cache/seedbed/peers/sample-factory/bin/python").expanduser()
-PEER_OF = "pong/impala"
+PEERS = {"pong/impala": "pong", "doom/health_gathering_supreme/ppo": "doom"}
+"""What Sample Factory trains beside a preset, with its network."""
 SETTLE_S = 20.0  # after the first update
 BUSY = 0.7  # load of the machine, before, above which something else takes a share of it
 NEAR, PROMPT = 0.9, 0.05  # of the bound, at least; of the learner's time waiting for replay, less
@@ -159,13 +160,13 @@ def tree_cpu(pid: int) -> float:
     return total
 
 
-def train_peer(seconds: float, python: Path) -> dict[str, float]:
+def train_peer(world: str, seconds: float, python: Path) -> dict[str, float]:
     """Runs Sample Factory's APPO on the same task."""
     if not python.exists():
         raise SystemExit(f"no {python}: make it with {HERE}/peers/sample_factory_setup.sh")
-    script = HERE / "peers" / "sample_factory_pong.py"
+    script = HERE / "peers" / "sample_factory_runs.py"
     done = subprocess.run(
-        [python, script, "--seconds", str(seconds + SETTLE_S)],
+        [python, script, world, "--seconds", str(seconds + SETTLE_S)],
         check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -219,8 +220,8 @@ def compare(preset: str, args: argparse.Namespace, overrides: list[str]) -> dict
     for _ in range(args.repeats):
         ours.append(train_ours(preset, args.seconds, overrides))
         tell(preset, ours[-1])
-        if args.peer and preset == PEER_OF:
-            peer.append(train_peer(args.seconds, args.peer_python))
+        if args.peer and preset in PEERS:
+            peer.append(train_peer(PEERS[preset], args.seconds, args.peer_python))
             print(f"  Sample Factory APPO: {peer[-1]['frames_per_s']:,.0f} frames/s", flush=True)
     result: dict[str, Any] = {
         "overrides": overrides,
@@ -240,20 +241,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("presets", nargs="*", default=[PEER_OF], help="what to train, in turn")
+    parser.add_argument(
+        "presets", nargs="*", default=["pong/impala"], help="what to train, in turn"
+    )
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="of training that count, each time"
     )
     parser.add_argument("--repeats", type=int, default=1, help="times that each system trains")
     parser.add_argument(
-        "--peer", action="store_true", help=f"train {PEER_OF} by Sample Factory too"
+        "--peer", action="store_true", help=f"train {' and '.join(PEERS)} by Sample Factory, too"
     )
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "central.json")
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
-    if args.peer and PEER_OF not in args.presets:
-        parser.error(f"--peer goes with {PEER_OF}, not with {', '.join(args.presets)} alone")
+    if args.peer and not set(args.presets) & set(PEERS):
+        parser.error(f"--peer goes with {' and '.join(PEERS)}, not with {', '.join(args.presets)}")
     machine = {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the virtual environment in which sample_factory_pong.py runs.
+# Makes the virtual environment in which sample_factory_runs.py runs.
 #
 #   benchmarks/peers/sample_factory_setup.sh [VENV]
 #
@@ -21,6 +21,7 @@ pins=(
   "sample-factory==2.1.1"
   "gymnasium==0.29.1"
   "ale-py==0.12.1"
+  "vizdoom==1.3.2"
   "numpy==1.26.4"
   "opencv-python==4.11.0.86"
   "faster-fifo==1.5.2"
