@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import types
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ def test_options_that_change_the_task_choose_the_agent(monkeypatch: pytest.Monke
         ((f"{HERE}:make", "--env.sped", "3"), "takes no option 'sped'; did you mean speed"),
         ((f"{HERE}:make", "--env.speed", "fast"), "--env.speed is 'fast': give a number"),
         ((f"{HERE}:make", "--env.speed"), "--env.speed needs a value"),
+        (
+            (f"{HERE}:make", "--env.table", "1", "2"),
+            "--env.table takes one value, not 1 2: write a",
+        ),
+        ((f"{HERE}:make_annotated", "--env.big", "2.5"), "--env.big is '2.5': give a whole number"),
+        ((f"{HERE}:make", "--env.speed", "--steps", "3"), "--env.speed needs a value"),
         ((f"{HERE}:make", "--env.wind", "maybe"), "--env.wind is 'maybe': give true or false"),
         (("Pendulum-v1", "--env.gg", "5"), "Pendulum-v1 takes no option 'gg'; did you mean g"),
         (("ant", "--env.gg", "5"), "unknown option --env.gg"),
@@ -118,10 +125,81 @@ def test_python_names_options_of_agents_and_environments() -> None:
 def test_words_are_read_as_an_argument_takes_them() -> None:
     known = env_options.arguments_of(FactoryEnv(f"{HERE}:make"))
     assert known is not None and list(known) == ["speed", "wind", "table"]
-    env = with_env_options(FactoryEnv(f"{HERE}:make_cartpole"), {"reward": Words("-1e-2")})
+    env = with_env_options(FactoryEnv(f"{HERE}:make_cartpole"), {"reward": Words(("-1e-2",))})
     assert dict(env.kwargs) == {"reward": -0.01}
     assert "--env.reward (default: 1.0)" in env_options.told(env)
-    assert env_options.written({"a_b": [1], "c": "x"}) == ["--env.a-b", "[1]", "--env.c", "x"]
+
+
+def make_any(
+    size=8, big: int = 1, flag: bool | None = None, name: str = "", other=None, odd: no.such = 1,  # type: ignore[name-defined]  # noqa: F821
+) -> gymnasium.Env:  # fmt: skip
+    """Makes an environment with arguments of every kind, one with an annotation that nobody can read."""
+    return gymnasium.make("Pendulum-v1")
+
+
+def options_of(*words: str) -> dict[str, Any]:
+    return dict(
+        with_env_options(FactoryEnv(f"{HERE}:make_any"), env_options.words_of(words)).kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("--env.size", "8"), 8),
+        (("--env.size", "2.5"), 2.5),
+        (("--env.other", "False"), False),
+        (("--env.other", "[1, 2]"), [1, 2]),
+        (("--env.other", ""), ""),
+        (("--env.other", "x y"), "x y"),
+        (("--env.other", "-3"), -3),
+        (("--env.no-other",), False),
+    ],
+)
+def test_a_value_without_annotation_is_what_it_looks_like(
+    words: tuple[str, ...], value: Any
+) -> None:
+    (found,) = options_of(*words).values()
+    assert found == value and type(found) is type(value)
+
+
+def make_annotated(
+    big: int = 1, flag: bool | None = None, name: str = "", share: float = 0.5
+) -> gymnasium.Env:
+    """Makes an environment with annotated arguments."""
+    return gymnasium.make("Pendulum-v1")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("--env.big", "9007199254740993"), 9007199254740993),
+        (("--env.big", "1e3"), 1000),
+        (("--env.flag",), True),
+        (("--env.flag", "None"), None),
+        (("--env.flag", "False"), False),
+        (("--env.name", "5"), "5"),
+        (("--env.name", ""), ""),
+        (("--env.share", "1"), 1.0),
+    ],
+)
+def test_a_value_is_read_by_its_annotation_and_written_as_it_is_read(
+    words: tuple[str, ...], value: Any
+) -> None:
+    plain = FactoryEnv(f"{HERE}:make_annotated")
+    env = with_env_options(plain, env_options.words_of(words))
+    (found,) = dict(env.kwargs).values()
+    assert found == value and type(found) is type(value)
+    again = with_env_options(plain, env_options.words_of(env_options.written(dict(env.kwargs))))
+    assert again == env
+
+
+def test_the_command_of_a_run_has_the_options_of_its_environment() -> None:
+    words = ("--env.speed", "3.0", "--env.table", "[1, 2]", "--env.wind", "true")
+    config = configured(f"{HERE}:make", *words)
+    command = flags.command(config)
+    assert command.endswith("--env.speed 3.0 --env.table '[1, 2]' --env.wind true")
+    assert configured(*shlex.split(command)[2:]).env == config.env
 
 
 def test_a_function_an_environment_and_a_class_say_what_to_train() -> None:
@@ -134,6 +212,12 @@ def test_a_function_an_environment_and_a_class_say_what_to_train() -> None:
     assert registry.configured(make) == FactoryEnv(f"{HERE}:make")
     local: Any = registry.configured(lambda: gymnasium.make("CartPole-v1"))
     assert local.factory == MAKE
+    with pytest.raises(SeedbedError, match="takes no option 'speed'"):
+        with_env_options(local, {"speed": 1})
+    decorated = functools.wraps(make)(lambda: gymnasium.make("CartPole-v1"))
+    assert registry.configured(decorated).factory == MAKE, "its name is another function's"  # type: ignore[union-attr]
+    endless = gymnasium.make("CartPole-v1", max_episode_steps=-1)
+    assert dict(registry.configured(endless).kwargs) == {"max_episode_steps": -1}  # type: ignore[union-attr]
     with pytest.raises(SeedbedError, match="other machines cannot import: put it into a module"):
         seedbed.train(lambda: gymnasium.make("CartPole-v1"), agent="impala", listen="127.0.0.1:0")
 
@@ -141,9 +225,9 @@ def test_a_function_an_environment_and_a_class_say_what_to_train() -> None:
 def test_a_function_of_a_script_trains_and_its_run_plays(tmp_path: Path) -> None:
     """Actors are other processes, which get the function by value, and so does who plays it later."""
     factor = 2.0
-    function = functools.partial(lambda reward: make_cartpole(reward), factor)
     summary = seedbed.train(
-        function, run=tmp_path / "run", steps=500, actors=1, envs_per_actor=2, evaluate_episodes=2,
+        lambda reward=1.0: make_cartpole(factor * reward / 2), env={"reward": 2.0},
+        run=tmp_path / "run", steps=500, actors=1, envs_per_actor=2, evaluate_episodes=2,
         agent={"unroll": 16, "batch": 2, "minibatches": 1, "epochs": 1},
     )  # fmt: skip
     assert summary["evaluation/episode_return_mean"] == pytest.approx(
@@ -190,6 +274,10 @@ def test_a_configuration_in_a_file_is_a_run(
     assert config.agent.hidden_sizes == (8,) and config.runtime.seed == 3  # type: ignore[attr-defined]
     assert config.name == "cartpole/ppo"
     data = json.loads(file.read_text())
+    assert cli.main(["config", "--config", str(file), "--agent.gamma", "0.5"]) == 0
+    told = {line.split()[0]: line.split()[2:] for line in capsys.readouterr().out.splitlines()}
+    assert told["--agent.hidden-sizes"] == ["the", "file"]
+    assert told["--agent.gamma"] == ["this", "command", "line"]
     for change, refusal in (
         ({"agnt": {}}, "has no option 'agnt'; did you mean agent"),
         ({"agent": {**data["agent"], "lr": 1}}, "Ppo has no option 'lr'"),

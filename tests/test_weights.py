@@ -138,7 +138,13 @@ def test_spaces_must_agree(source: Path) -> None:
     config = TrainConfig(Acrobot(), SMALL, FusedConfig())
     with pytest.raises(SeedbedError, match="are for another environment"):
         beginning(config, Weights(source))
-    assert beginning(config, Weights(source, partial=True)).told["partial"]
+    found = beginning(config, Weights(source, partial=True))
+    assert "params.seen" in found.told["anew"], "statistics are taken together or not at all"
+    state = state_of(config, found)
+    assert state.params.seen.weight == 0 and "begun anew: " in found.text()
+    with pytest.raises(SeedbedError, match="do not fit"):
+        wide = dataclasses.replace(SMALL, hidden_sizes=(16,))
+        beginning(TrainConfig(CartPole(), wide, FusedConfig()), Weights(source, partial=True))
 
 
 def test_another_agent_has_no_parts_in_common(source: Path) -> None:
@@ -174,6 +180,15 @@ def test_an_exported_policy_gives_parameters_and_a_target_network_that_is_their_
     jax.tree.map(np.testing.assert_array_equal, state.auxiliary, trained.params.weights)
     with pytest.raises(SeedbedError, match="no optimizer's state: leave out --from-optimizer"):
         beginning(config, Weights(tmp_path / "policy", optimizer=True))
+
+
+def test_an_exported_policy_without_critics_is_refused_or_they_begin_anew(tmp_path: Path) -> None:
+    config = TrainConfig(Pendulum(), Sac(hidden_sizes=(8,)), FusedConfig(), "pendulum/sac")
+    export(write_run(tmp_path / "run", config), tmp_path / "policy", False, silent, False)
+    with pytest.raises(SeedbedError, match="auxiliary.critics.* is only in the new agent"):
+        beginning(config, Weights(tmp_path / "policy"))
+    found = beginning(config, Weights(tmp_path / "policy", partial=True))
+    assert any("critics" in group for group in found.told["anew"])
 
 
 def test_members_begin_with_the_same_weights_and_give_those_of_the_best(
@@ -212,6 +227,18 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_weights(
     assert "going on from step" in told and "beginning with" not in told
     stints = json.loads((tmp_path / "run" / "history.json").read_text())
     assert ["from" in stint for stint in stints] == [True, False]
+
+
+def test_a_configuration_that_is_resumed_in_python_keeps_its_weights(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = TrainConfig(CartPole(), SMALL, FusedConfig(steps=64, evaluate_episodes=2), "cartpole")
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config(to_json(dataclasses.replace(config, start=Weights(str(source)))))
+    run.close()
+    seedbed.train(config, run=tmp_path / "run", resume=True)
+    assert "beginning with the weights of" in capsys.readouterr().out
+    assert saved_config(RunFolder.read(tmp_path / "run")).start == Weights(str(source))
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,11 @@ def loaded(config: TrainConfig, trust: bool, warn: Callable[[str], None]) -> Loa
         )
     agent = bind(config.agent, stacked_spec(spec, stack))
     state = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))
-    taken, count = fitting(weights, leaves, state, name)
-    told |= {"parts": len(taken), "of": count, **_flags(weights)}
-    return LoadedWeights(taken, told)
+    fit = fitting(weights, leaves, state, name, hasattr(agent, "with_params"))
+    told |= {"parts": len(fit.taken), "of": fit.wanted, **_flags(weights)}
+    if fit.anew:
+        told["anew"] = fit.anew
+    return LoadedWeights(fit.taken, told)
 
 
 def _of_run(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
@@ -15,6 +17,7 @@ from seedbed import strict_json
 from seedbed.arguments import require_fields
 from seedbed.envs.factories import load_factory
 from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
+from seedbed.envs.host.pickled import function_of, is_pickled
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.printable import printable
 from seedbed.run.encoding import plain_tuple
@@ -27,10 +30,13 @@ _OPTION = "--env."
 # What `gymnasium.make` itself takes, and a person may want.
 _OF_MAKE = (inspect.Parameter("max_episode_steps", inspect.Parameter.KEYWORD_ONLY, annotation=int),)
 _TRUTH = {"true": True, "false": False}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-class Words(str):
-    """The value of an option as it was written on the command line."""
+class Words(NamedTuple):
+    """What follows an option on the command line: no word, or more."""
+
+    given: tuple[str, ...]
 
 
 def with_env_options(env: _Env, given: Mapping[str, Any]) -> _Env:
@@ -56,7 +62,10 @@ def with_env_options(env: _Env, given: Mapping[str, Any]) -> _Env:
         for name, value in named.items():
             _require_known(made, name, value, known, fields)
         values = {name: _value(name, each, known) for name, each in named.items()}
-        changed["kwargs"] = {**dict(made.kwargs), **values}
+        former = dict(made.kwargs)
+        if is_pickled(made):
+            former["options"] = {**former.get("options", {}), **values}
+        changed["kwargs"] = former if is_pickled(made) else {**former, **values}
     made = dataclasses.replace(made, **changed)
     require_fields(made)
     return made
@@ -76,19 +85,26 @@ def arguments_of(env: Any) -> dict[str, inspect.Parameter] | None:
         ):  # an environment that lacks a package says so when it is made
             entry = load_env_creator(entry) if isinstance(entry, str) else entry
         made, more = entry, _OF_MAKE
+    elif is_pickled(env):
+        made = function_of(**dict(env.kwargs))
     elif isinstance(env, FactoryEnv):
         made = load_factory(env.factory)
     else:
         return None
-    if not callable(made):
+    parameters = _parameters(made) if callable(made) else None
+    if parameters is None:
         return None
-    try:
-        parameters = inspect.signature(made, eval_str=True).parameters.values()
-    except (TypeError, ValueError, NameError):
-        return None
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return _Open({each.name: each for each in (*parameters, *more)})
-    return {each.name: each for each in (*parameters, *more)}
+    found = {each.name: each for each in (*parameters, *more)}
+    open_ = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    return _Open(found) if open_ else found
+
+
+def _parameters(made: Any) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a callable, with annotations as types where they can be evaluated."""
+    for evaluates in (True, False):
+        with contextlib.suppress(Exception):  # annotations may be any text
+            return list(inspect.signature(made, eval_str=evaluates).parameters.values())
+    return None
 
 
 class _Open(dict[str, inspect.Parameter]):
@@ -97,27 +113,25 @@ class _Open(dict[str, inspect.Parameter]):
 
 def told(env: Any) -> str:
     """Describes the arguments of what makes an environment, a line each, for help; "" if there are none."""
-    if not hasattr(env, "kwargs"):
+    if not hasattr(env, "kwargs") or is_pickled(env):
         return ""
+    head = "  --env.KEY V   is an option of what makes the environment"
     try:
         known = arguments_of(env)
-    except SeedbedError:
-        return ""
-    if known is None:
-        return "  --env.KEY V   is an option of what makes the environment"
+    except Exception:  # help shows the other options all the same
+        return head
     names = [
         f"--env.{name.replace('_', '-')}{_usual(each)}"
-        for name, each in known.items()
+        for name, each in (known or {}).items()
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and name != "render_mode"
     ]
-    head = "  --env.KEY V   is an option of what makes the environment"
     return "\n".join(
         [head + (":" if names else ""), *(f"                {name}" for name in names)]
     )
 
 
 def words_of(arguments: Iterable[str]) -> dict[str, Any]:
-    """Returns the options `--env.KEY VALUE` of a command line, as `Words`; a switch has the value True."""
+    """Returns the options `--env.KEY VALUE` of a command line, as `Words`."""
     found: dict[str, Any] = {}
     name = None
     for token in arguments:
@@ -125,9 +139,9 @@ def words_of(arguments: Iterable[str]) -> dict[str, Any]:
             name = None
             if token.startswith(_OPTION):
                 name = token.removeprefix(_OPTION).replace("-", "_")
-                found[name] = Words("")
-        elif name is not None and not found[name]:
-            found[name] = Words(token)
+                found[name] = Words(())
+        elif name is not None:
+            found[name] = Words((*found[name].given, token))
     return found
 
 
@@ -145,20 +159,20 @@ def without_words(arguments: Iterable[str], kwargs: Mapping[str, Any]) -> Iterat
 
 def written(kwargs: Mapping[str, Any]) -> list[str]:
     """Returns the words of a command line that give these arguments."""
-    pairs = (
-        (
+    words = []
+    for name, value in kwargs.items():
+        plain = isinstance(value, str) and _guessed(value) == value and not value.startswith("-")
+        words += [
             f"{_OPTION}{name.replace('_', '-')}",
-            value if isinstance(value, str) else strict_json.dumps(value),
-        )
-        for name, value in kwargs.items()
-    )
-    return [word for pair in pairs for word in pair]
+            value if plain else strict_json.dumps(value),
+        ]
+    return words
 
 
 def _named(name: str, value: Any, known: Mapping[str, inspect.Parameter] | None) -> tuple[str, Any]:
     """Returns the argument that a word is for, and its value: `no_x` is a switch."""
     plain = name.removeprefix("no_")
-    off = plain != name and isinstance(value, Words) and not value
+    off = plain != name and value == Words(())
     if off and (known is None or (name not in known and plain in known)):
         return plain, False
     return name, value
@@ -180,48 +194,81 @@ def _require_known(
 
 
 def _value(name: str, given: Any, known: Mapping[str, inspect.Parameter] | None) -> Any:
+    """Returns the value of an argument; `Words` are read as it takes them, by annotation or default."""
     if not isinstance(given, Words):
         return given
-    parameter = (known or {}).get(name)
-    kind = _kind(parameter)
     option = f"{_OPTION}{name.replace('_', '-')}"
-    if not given:
-        if kind in (bool, None):
+    kinds = _kinds((known or {}).get(name))
+    if len(given.given) > 1:
+        raise UsageError(
+            f"{option} takes one value, not {printable(' '.join(given.given))}: write a list as JSON, such "
+            "as '[1, 2]'"
+        )
+    if not given.given:
+        if kinds and bool in kinds:
             return True
         raise UsageError(f"{option} needs a value")
-    if kind is bool:
-        if (truth := _TRUTH.get(given.lower())) is None:
-            raise UsageError(f"{option} is {printable(given)!r}: give true or false")
+    return _read(option, given.given[0], kinds)
+
+
+def _read(option: str, text: str, kinds: frozenset[type] | None) -> Any:
+    """Reads a text as one of some types, or as JSON if these are not known."""
+    if kinds is None:
+        return _guessed(text)
+    if types.NoneType in kinds and text in ("None", "null"):
+        return None
+    if bool in kinds and (truth := _TRUTH.get(text.lower())) is not None:
         return truth
-    if kind in (int, float):
-        try:
-            number = float(given)
-            return int(number) if kind is int and number.is_integer() else kind(given)
-        except ValueError:
-            raise UsageError(f"{option} is {printable(given)!r}: give a number") from None
-    if kind is str:
-        return str(given)
+    if kinds & {int, float} and (number := _number(text, kinds)) is not None:
+        return number
+    if str in kinds:
+        quoted = _guessed(text) if text.startswith('"') else text
+        return quoted if isinstance(quoted, str) else text
+    words = [
+        word
+        for kind, word in _WORDS.items()
+        if kind in kinds and not (kind is int and float in kinds)
+    ]
+    raise UsageError(f"{option} is {printable(text)!r}: give {' or '.join(words)}")
+
+
+def _number(text: str, kinds: frozenset[type]) -> int | float | None:
+    """Returns the number that a text stands for; None if it is none of these types."""
+    if int in kinds:
+        with contextlib.suppress(ValueError):
+            return int(text)
     try:
-        return strict_json.loads(given)
+        number = float(text)
     except ValueError:
-        return str(given)
+        return None
+    if float in kinds:
+        return number
+    return int(number) if number.is_integer() else None
 
 
-def _kind(parameter: inspect.Parameter | None) -> type | None:
-    """Returns bool, int, float or str if an argument takes that, by its annotation or its default."""
+def _guessed(text: str) -> Any:
+    """Returns what a text is as JSON, or as true or false; else the text."""
+    try:
+        return strict_json.loads(text)
+    except ValueError:
+        return _TRUTH.get(text.lower(), text)
+
+
+def _kinds(parameter: inspect.Parameter | None) -> frozenset[type] | None:
+    """Returns which of `_WORDS`, and None, an argument takes, by its annotation or default; None: unknown."""
     if parameter is None:
         return None
-    if parameter.annotation in (bool, int, float, str):
-        return parameter.annotation
-    if parameter.annotation is parameter.empty and type(parameter.default) in (
-        bool,
-        int,
-        float,
-        str,
-    ):
+    if parameter.annotation is parameter.empty:
+        kind = type(parameter.default)
         # A whole number may be meant as any.
-        return float if type(parameter.default) is int else type(parameter.default)
-    return None
+        found = {int, float} if kind is int else {kind}
+    else:
+        found = set(typing.get_args(parameter.annotation) or [parameter.annotation])
+    return (
+        frozenset(found)
+        if found <= {*_WORDS, types.NoneType} and found != {types.NoneType}
+        else None
+    )
 
 
 def _usual(parameter: inspect.Parameter) -> str:

@@ -18,6 +18,10 @@ DESCRIPTION = """Shows what `seedbed train` would run with the same words: every
 that comes from. --json prints the configuration itself, which `seedbed train --config FILE` takes."""
 
 
+_LONGEST = 60
+"""The most characters of a value that are shown."""
+
+
 class Row(NamedTuple):
     """An option of a settled configuration."""
 
@@ -57,13 +61,16 @@ def _rows(
 ) -> Iterator[Row]:
     """Yields the rows: `begun` is before the command line's options, `changed` after them."""
     request = given.request
-    usual, named = _usual(given), "the file" if request.file else "a default of this kind of task"
+    usual, mine, named = _usual(given), "this command line", "a default of this kind of task"
     if config.name in PRESETS:
         named = f"the preset {config.name}"
+    if request.file:
+        named = "the file"
     for part in ("env", "agent", "runtime"):
-        value = getattr(config, part)
-        yield Row(part if part != "runtime" else "runtime", type(value).__name__, "")
-    stages = [(usual, named), (begun, "the size of this device"), (changed, "this command line")]
+        yield Row(part, type(getattr(config, part)).__name__, "")
+    stages = [(usual, named), (begun, "the size of this device"), (changed, mine)]
+    if request.file:
+        stages = [(begun, named), (changed, mine)]
     options = [(dict(flags.options_of(stage)), source) for stage, source in stages if stage]
     classes = dict(flags.options_of(_plain(config)))
     for option, value in flags.options_of(config):
@@ -75,10 +82,10 @@ def _rows(
             source = "chosen for this machine"
         yield Row(option, _text(value), source)
     for name, value in dict(getattr(config.env, "kwargs", ())).items():
-        source = "this command line" if name in request.env else named
+        source = mine if request.env.keys() & {name, f"no_{name}"} else named
         yield Row(f"--env.{name.replace('_', '-')}", _text(value), source)
     if config.start is not None:
-        yield Row("--from", _text(config.start.run), "this command line")
+        yield Row("--from", _text(config.start.run), mine if request.start else named)
 
 
 def _usual(given: flags.TrainArguments) -> TrainConfig | None:
@@ -107,4 +114,5 @@ def _plain(config: TrainConfig) -> TrainConfig:
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "()"
-    return printable(value) if value != "" else "''"
+    text = printable(value)
+    return f"{text[:_LONGEST]}..." if len(text) > _LONGEST else text or "''"

@@ -91,7 +91,7 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
             parsed: Any = tyro.cli(
                 options,  # type: ignore[arg-type]
                 prog=f"seedbed train {config.name}",
-                description="\n".join(filter(None, (HELP, told(config.env)))),
+                description="\n".join(filter(None, (HELP, told(config.env) if show_help else ""))),
                 args=["--help"] if show_help else arguments,
                 config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
             )
@@ -112,12 +112,12 @@ def command(config: TrainConfig) -> str:
     own.add(env if env.startswith(PREFIX) else "")
     if not config.name or not {part for part in (env, agent) if ":" in part} <= own:
         return ""
-    words = ["seedbed", "train", config.name]
+    words, kwargs = ["seedbed", "train", config.name], dict(getattr(config.env, "kwargs", ()))
     try:
-        usual = resolve.train_config(config.name)
+        usual = resolve.train_config(config.name, env=kwargs)
     except SeedbedError:
         try:
-            usual = resolve.train_config(env, agent)
+            usual = resolve.train_config(env, agent, kwargs)
         except SeedbedError:
             return ""
         words = ["seedbed", "train", env, "--agent", agent]
@@ -137,7 +137,7 @@ def command(config: TrainConfig) -> str:
             words.append(option if value else f"--{head}{dot}no-{tail}")
         else:
             words += [option, *map(str, value if isinstance(value, tuple) else [value])]
-    words += written(dict(getattr(config.env, "kwargs", ())))
+    words += written(kwargs)
     return " ".join(map(quoted, words))
 
 

@@ -59,7 +59,7 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
             decode(data["agent"], trust),
             construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
-            Weights(**data["start"]) if "start" in data else None,
+            _start(data),
         )
     except SeedbedError:
         raise
@@ -69,6 +69,15 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
             f"{printable(trust.file)} is damaged or incomplete ({type(error).__name__}: {error}): "
             "restore it, or start a new run"
         ) from error
+
+
+def _start(data: dict[str, Any]) -> Weights | None:
+    return construct(Weights, data["start"]) if "start" in data else None
+
+
+def saved_start(run: Path) -> Weights | None:
+    """Returns what the run in a folder has begun with; None is random weights."""
+    return _start(RunFolder.read(run).read_config())
 
 
 def read_config(file: Path, trust: bool = False) -> TrainConfig:

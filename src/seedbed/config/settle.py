@@ -16,10 +16,10 @@ from seedbed.config import scaling
 from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.env_options import with_env_options
 from seedbed.config.resolve import PARTS, train_config
-from seedbed.config.saved import read_config, resumed
+from seedbed.config.saved import read_config, resumed, saved_start
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.envs.host.pickled import MAKE
+from seedbed.envs.host.pickled import is_pickled
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.run.bucket import is_address
 from seedbed.run.encoding import BOUND, plain_tuple
@@ -64,7 +64,10 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
         )
     plain, begun = _begun(request)
     config = _fitted(change(begun))
-    if (start := request.start) is not None:
+    start = request.start or config.start
+    if start is None and request.resume and isinstance(request.what, TrainConfig):
+        start = saved_start(Path(request.run or ""))
+    if start is not None:
         # A run that is resumed before its first checkpoint may be in another working directory.
         named = str(start.run)
         named = named if is_address(named) else str(Path(named).absolute())
@@ -157,7 +160,7 @@ def _fitted(config: TrainConfig) -> TrainConfig:
         )
     options.require_platform()
     elsewhere = getattr(options, "listen", "") or getattr(options, "hosts", 0)
-    if elsewhere and getattr(config.env, "factory", "") == MAKE:
+    if elsewhere and is_pickled(config.env):
         raise SeedbedError(
             "the environment is defined in a script or notebook, which other machines cannot import: put it "
             "into a module, such as my_env.py, and give 'my_env:name'"

@@ -23,7 +23,9 @@ from seedbed.actors.waiting import StopSignals
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
+from seedbed.config.saved import read_config
 from seedbed.config.settle import Request
+from seedbed.envs.host.registry import code_of
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
 from seedbed.files import load_json, write_json
 from seedbed.launch import joining, ranks
@@ -138,7 +140,8 @@ def train(
     folder = folder_of(request.run, rank)
     if rank.number:
         # The same command has been given to all ranks.
-        mine = str(request.what or "").partition(":")
+        file = request.file and read_config(request.file, request.trust)
+        mine = (code_of(file.env) if file else str(request.what or "")).partition(":")
         return host(rank, folder, request.trust, say, (mine[0],) if mine[1] else ())
 
     def change(config: TrainConfig) -> TrainConfig:
@@ -146,8 +149,8 @@ def train(
         return flags.override(config, [*rest, *more], False)
 
     def begin(resume: bool) -> tuple[int, dict[str, Any]]:
-        # A run that goes on keeps its runtime and its weights, which the command of its first start names.
-        own = {"runtime": None, "start": None} if resume else {}
+        # A run that goes on keeps what it has been, which the command of its first start names.
+        own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
         return run(request._replace(run=folder, resume=resume, **own), change)
 
     return coordinate(rank, folder, begin, say)

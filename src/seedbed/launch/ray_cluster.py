@@ -54,8 +54,8 @@ def train(
             more = options_for(config.runtime.runtime, rest, hosts.count + 1, "leave out --cluster")
             return flags.override(config, [*rest, *more], False)
 
-        # A run that goes on keeps its runtime and its weights, which the command of its first start names.
-        own = {"runtime": None, "start": None} if resume else {}
+        # A run that goes on keeps what it has been, which the command of its first start names.
+        own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
         return run(request._replace(run=folder, resume=resume, **own), change)[0]
 
 

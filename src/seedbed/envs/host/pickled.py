@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from seedbed.envs.host.gym import FactoryEnv
@@ -16,7 +16,7 @@ _MOST = 1_000_000
 """The most bytes of a pickled function."""
 
 
-def pickled(function: Callable[[], Any], name: str) -> FactoryEnv:
+def pickled(function: Callable[..., Any], name: str) -> FactoryEnv:
     """Returns the configuration of an environment that a function makes which nobody can import.
 
     Only actors of this machine can make it. Raises SeedbedError if the function cannot be pickled, or holds
@@ -38,12 +38,24 @@ def pickled(function: Callable[[], Any], name: str) -> FactoryEnv:
     return FactoryEnv(MAKE, kwargs={"name": name, "pickled": base64.b64encode(data).decode()})
 
 
-def make(name: str, pickled: str) -> Any:
-    """Makes an environment; raises SeedbedError if what it needs is not there."""
+def is_pickled(env: Any) -> bool:
+    """Returns whether an environment is made by a function that is in its configuration by value."""
+    return getattr(env, "factory", "") == MAKE
+
+
+def function_of(
+    name: str, pickled: str, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Returns a pickled function, which is code; raises SeedbedError if what it needs is not there."""
+    del options
     try:
-        function = pickle.loads(base64.b64decode(pickled))
+        return pickle.loads(base64.b64decode(pickled))
     except Exception as error:
         raise SeedbedError(
             f"{name} cannot be read back ({type(error).__name__}: {error}): it needs what its script had"
         ) from error
-    return function()
+
+
+def make(name: str, pickled: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Makes an environment with these options; raises SeedbedError if what it needs is not there."""
+    return function_of(name, pickled)(**(options or {}))

@@ -7,10 +7,9 @@ processes must start without it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import re
-import types
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from seedbed.envs.host.gym import (
     of_package,
     require_id,
 )
-from seedbed.envs.host.pickled import pickled
+from seedbed.envs.host.pickled import is_pickled, pickled
 from seedbed.envs.host.pooled import FOOTBALL, PREFIX, EnvPoolEnv, football
 from seedbed.envs.host.pooled import SCENARIOS as MATCHES
 from seedbed.envs.specs import spec_of
@@ -119,14 +118,15 @@ def resolve(name: str) -> HostEnvConfig | Environment:
 def configured(value: Any) -> HostEnvConfig | Environment:
     """Returns the configuration of what makes environments: a function, a class, or an environment made.
 
-    Of an environment it takes Gymnasium's spec, since each actor makes environments of its own. Functions of
+    Of an environment it takes Gymnasium's spec, since each actor makes environments of its own: what was set
+    on it later is not in those. Functions of
     a script or notebook go to actors of this machine by value. Raises SeedbedError for anything else.
     """
     if isinstance(value, gymnasium.Env):
         return _of_spec(value)
     if isinstance(value, type) and dataclasses.is_dataclass(value):
         raise refusal("what", value, f"give an instance, {value.__name__}(...)")
-    if not isinstance(value, type | types.FunctionType | functools.partial):
+    if not callable(value):
         raise refusal(
             "what",
             value,
@@ -135,9 +135,13 @@ def configured(value: Any) -> HostEnvConfig | Environment:
         )
     module = getattr(value, "__module__", MAIN)
     name = getattr(value, "__qualname__", type(value).__name__)
-    if module == MAIN or "<" in name or isinstance(value, functools.partial):
-        return pickled(value, name.rpartition(".")[2])
-    return resolve(f"{module}:{name}")
+    # A decorated function may have the name of another one.
+    found: Any = None if module == MAIN else sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return (
+        resolve(f"{module}:{name}") if found is value else pickled(value, name.rpartition(".")[2])
+    )
 
 
 def _of_spec(env: gymnasium.Env[Any, Any]) -> GymEnv:
@@ -154,7 +158,7 @@ def _of_spec(env: gymnasium.Env[Any, Any]) -> GymEnv:
     kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     usual = gymnasium.registry.get(spec.id)
     if usual is None or usual.max_episode_steps != spec.max_episode_steps:
-        kwargs["max_episode_steps"] = spec.max_episode_steps
+        kwargs["max_episode_steps"] = spec.max_episode_steps or -1  # no limit
     return GymEnv(spec.id, kwargs=kwargs)
 
 
@@ -219,6 +223,9 @@ def code_of(config: HostEnvConfig | Environment) -> str:
         # A text may name a program, a file, or options of a program, as `vzd_path` and `game_args` do.
         texts = [each for _, value in config.kwargs for each in _texts(value)]
         return f"{PREFIX}{texts[0]}" if texts else ""
+    if is_pickled(config):
+        name = dict(inside.kwargs).get("name")
+        return f"of a pickled function {name!r}, which cannot be read before it runs"
     if not isinstance(config, GymEnv):
         return str(getattr(config, "factory", ""))
     found = None if ":" in config.id else gymnasium.registry.get(config.id)
