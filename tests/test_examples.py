@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import identify_ant
+from seedbed.run.history import read_history
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SURE = 7  # of Ants
@@ -107,3 +108,12 @@ def test_what_a_benchmark_names_is_there(name):
     ]
     for module, attribute in used:
         assert module not in modules or hasattr(modules[module], attribute), (module, attribute)
+
+
+@pytest.mark.slow
+def test_a_curriculum_goes_on_with_the_weights_of_the_stage_before(tmp_path: Path):
+    curriculum = importlib.import_module("curriculum")
+    curriculum.main(tmp_path, steps=20_000)
+    stint = read_history(tmp_path / "torso-1.5")[0]
+    assert stint["from"]["run"] == str(tmp_path / "torso-1.0")
+    assert stint["from"]["parts"] == stint["from"]["of"]
