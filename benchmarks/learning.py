@@ -136,11 +136,14 @@ def curve(curves: Curves, target: float | None, title: str) -> str:
     dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
     if target is not None:
         parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
+    # Returns rise: below the later part of many curves there is room for their names.
+    many = len(points) > 3
+    x, top = (WIDTH - 120, HEIGHT - 60 - 16 * len(points)) if many else (LEFT + 10, TOP)
     for index, (seed, line) in enumerate(sorted(points.items())):
-        color, path = LIGHT[index % len(LIGHT)], " ".join(place(x, y) for x, y in line)
+        color, path = LIGHT[index % len(LIGHT)], " ".join(place(*point) for point in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
         parts.append(
-            f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * index}" fill="{color}">{label(seed)}</text>'
+            f'<text x="{x}" y="{top + 16 + 16 * index}" fill="{color}">{label(seed)}</text>'
         )
     parts.append(
         f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text></svg>'

@@ -35,7 +35,7 @@ def trained(monkeypatch, tmp_path):
     """Replaces training by a fake that records what it was called with, and works in `tmp_path`."""
     calls = []
 
-    def train(*, env, agent, config, run, view, on_metrics):
+    def train(*, env, agent, config, run, view, on_metrics, weights):
         calls.append((agent, config))
         return {"interrupted": False}
 

@@ -413,6 +413,7 @@ def test_a_run_is_resumed_with_the_items_that_its_shards_have_saved(tmp_path):
         view=view,
         start=Start(5),
         interrupted=lambda: False,
+        begun=lambda agent, state: state,
         resume=lambda template: (state, {"items": 900, "owed": 3.0}),
     )
 
