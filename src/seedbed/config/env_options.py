@@ -34,7 +34,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 class Words(NamedTuple):
-    """What follows an option on the command line: no word, or more."""
+    """The words that follow an option on the command line; there may be none."""
 
     given: tuple[str, ...]
 
@@ -80,9 +80,8 @@ def arguments_of(env: Any) -> dict[str, inspect.Parameter] | None:
     if isinstance(env, GymEnv):
         require_id(env.id)
         entry = gymnasium.spec(env.id.rpartition(":")[2]).entry_point
-        with contextlib.suppress(
-            Exception
-        ):  # an environment that lacks a package says so when it is made
+        # An environment that lacks a package says so when it is made.
+        with contextlib.suppress(Exception):
             entry = load_env_creator(entry) if isinstance(entry, str) else entry
         made, more = entry, _OF_MAKE
     elif is_pickled(env):

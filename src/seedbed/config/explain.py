@@ -16,8 +16,6 @@ from seedbed.printable import printable
 
 DESCRIPTION = """Shows what `seedbed train` would run with the same words: every option, its value, and where
 that comes from. --json prints the configuration itself, which `seedbed train --config FILE` takes."""
-
-
 _LONGEST = 60
 """The most characters of a value that are shown."""
 
@@ -33,8 +31,8 @@ class Row(NamedTuple):
 def explained(given: flags.TrainArguments) -> tuple[dict[str, Any], list[Row]]:
     """Returns the configuration of a command line of `seedbed train` as JSON, and its options.
 
-    Settles it as `train` does, which makes an environment of the host once; trains nothing and writes
-    nothing. Raises SeedbedError as `settle` does.
+    Settles it as `train` does, which may make an environment of the host; trains nothing and writes nothing.
+    Raises SeedbedError as `settle` does.
     """
     seen: list[TrainConfig] = []
 
