@@ -121,12 +121,13 @@ def grasp_ppo() -> TrainConfig:
         Grasp(),
         30_000_000,
         unroll=32,
-        batch=256,
+        batch=512,
+        minibatches=64,
         hidden_sizes=(128, 128),
         value_sizes=(128, 128),
         activation="swish",
         reward_scale=1.0,
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         least_scale=0.1,
     )
 
