@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trajectories
-from seedbed.agents.actor_critic import Behaviour
+from seedbed.agents.acting import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.vmpo import Vmpo

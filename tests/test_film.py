@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.policy import TrainedAgent
 from seedbed.types import SeedbedError
 from seedbed.viewer import film, record
 
@@ -29,7 +30,9 @@ class RandomPolicy:
 @pytest.fixture
 def trained(monkeypatch):
     monkeypatch.setattr(film, "policy_of", RandomPolicy)
-    return types.SimpleNamespace(seen=[], env=PONG)
+    found = TrainedAgent(types.SimpleNamespace(env=PONG), None, None, (), 0)  # type: ignore[arg-type]
+    object.__setattr__(found, "seen", [])
+    return found
 
 
 @pytest.mark.slow
@@ -71,10 +74,9 @@ def test_a_game_that_does_not_play_twice_alike_is_refused(tmp_path, trained, mon
 
 def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
     pytest.importorskip("imageio_ffmpeg")
-    monkeypatch.setattr(record, "restore", lambda run, newest, trust: trained)
     short = functools.partial(film.film_game, most_steps=5)
     monkeypatch.setattr(record, "film_game", short)
-    record.show(tmp_path, episodes=1, video=tmp_path / "film.mp4")
+    record.show(tmp_path, trained, episodes=1, video=tmp_path / "film.mp4")
     assert (tmp_path / "film.mp4").stat().st_size > 1000
     with pytest.raises(SeedbedError, match="AtariEnv has no MuJoCo model to draw; a video shows"):
-        record.show(tmp_path, html=tmp_path / "film.html")
+        record.show(tmp_path, trained, html=tmp_path / "film.html")

@@ -155,7 +155,7 @@ def test_lag_counts_updates_since_acting():
 
 @pytest.mark.slow
 def test_statistics_are_those_of_all_devices():
-    from seedbed.agents.actor_critic import Behaviour
+    from seedbed.agents.acting import Behaviour
 
     agent = Impala(
         spec=SPEC, unroll=5, batch=8, normalise_observations=True, normalise_returns=True

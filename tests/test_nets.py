@@ -182,7 +182,7 @@ def test_auto_takes_the_largest_torso_that_fits_and_guesses_nothing(shape, torso
         auto_torso(shape)
 
 
-def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
+def test_auto_chooses_for_each_image_and_all_else_is_numbers_of_one_mlp():
     leaves = {
         "far": np.zeros((1, 40, 40, 1), np.int32),
         "near": np.ones((1, 20, 20, 1), np.float32),
@@ -191,8 +191,9 @@ def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
     }
     torso = Torso("auto", (8,))
     y, params = jax.eval_shape(lambda x: torso.init_with_output(KEY, x), leaves)
-    assert set(params["params"]) == {"Nature_0", "Small_0", "Mlp_0", "Mlp_1"}
-    assert y.shape == (1, 8 + 8 + 512 + 256) and y.dtype == np.float32
+    assert set(params["params"]) == {"Nature_0", "Small_0", "Mlp_0"}
+    assert params["params"]["Mlp_0"]["Dense_0"]["kernel"].shape == (7 * 7 * 3 + 1, 8)
+    assert y.shape == (1, 512 + 256 + 8) and y.dtype == np.float32
     numbers = {"cells": leaves["cells"], "count": leaves["count"]}
     got, params = build(torso, numbers)
     floats = jax.tree.map(lambda x: x.astype(np.float32), numbers)

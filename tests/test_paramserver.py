@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from seedbed.agents.base import Gradient, Sums, observation_sums
+from seedbed.agents.base import Gradient, Sums
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
+from seedbed.agents.learning_statistics import observation_sums
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac, Weights
 from seedbed.paramserver.division import Division

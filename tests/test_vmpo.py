@@ -12,7 +12,7 @@ import pytest
 
 import trajectories
 from fused_runs import same
-from seedbed.agents.actor_critic import Behaviour
+from seedbed.agents.acting import Behaviour
 from seedbed.agents.vmpo import Vmpo
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.fused.program import Program

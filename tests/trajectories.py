@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.agents.actor_critic import Behaviour
+from seedbed.agents.acting import Behaviour
 from seedbed.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete, Timestep, Trajectory, bind
 
 THREE = Discrete(3)

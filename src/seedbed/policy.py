@@ -23,6 +23,7 @@ from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
 from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
+from seedbed.spaces import policy_spec
 from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
 
 
@@ -49,10 +50,12 @@ def restore(
     warn: Callable[[str], None] = lambda text: None,
     newest: bool = False,
     trust: bool = False,
+    greedy: bool = False,
 ) -> TrainedAgent:
     """Restores the checkpoint with the run's best evaluation; the newest if `newest`, or if there is none.
 
-    Of a population, it takes only the best member. `trust` is that of `load`. Calls `warn` with a message
+    Of a population, it takes only the best member. `trust` is that of `load`. With `greedy`, evaluations
+    take the agent's best action and draw none. Calls `warn` with a message
     about each damaged checkpoint, if the best checkpoint is not the newest, and if no member was evaluated
     there. Raises SeedbedError if the folder is not that of a run, or has no whole checkpoint.
     """
@@ -61,6 +64,7 @@ def restore(
     try:
         forms = forms_of(config.env)
         agent = bind(config.agent, stacked_spec(forms.spec, frame_stack_of(config.env)))
+        agent = evaluation.greedily(agent) if greedy else agent
         template = jax.eval_shape(agent.init, jax.random.key(0)).params
     except SeedbedError:
         raise
@@ -113,20 +117,28 @@ class Policy:
         """Clears recurrent state and frame stack: the next observation opens an episode."""
         self._policy.reset()
 
-    def act(self, observation: Any, first: Array | None = None, reward: Array | None = None) -> Any:
+    def act(
+        self,
+        observation: Any,
+        first: Array | None = None,
+        reward: Array | None = None,
+        greedy: bool = False,
+    ) -> Any:
         """Chooses the action for one observation, or actions for a batch as a vector environment gives it.
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset` does. Actions are those of the environment, `[B, ...]` for a
-        batch. An agent with a memory also needs `reward` (a number,
-        or `[B]`), the reward of the last action. A change of the batch size works like `reset`.
+        batch. An agent with a memory also needs `reward` (a number, or `[B]`), the reward of the last action.
+        A change of the batch size works like `reset`. With `greedy`, the action is the best by the policy,
+        and none is drawn.
         """
-        return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
+        seen = self._forms.encode(observation)
+        return self._forms.decode(self._policy.act(seen, first, reward, greedy))
 
 
 def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     """Returns the policy of a restored run; `seed` is that of the actions that it draws."""
-    spec, frame_stack = trained.forms.spec, frame_stack_of(trained.env)
+    spec, frame_stack = policy_spec(trained.forms.spec), frame_stack_of(trained.env)
     return Policy(
         trained.forms,
         evaluation.SpecPolicy(trained.agent, spec, frame_stack, trained.params, seed),
@@ -142,6 +154,7 @@ def evaluate(
     seed: int = 0,
     newest: bool = False,
     trust: bool = False,
+    greedy: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
@@ -155,12 +168,13 @@ def evaluate(
 
     If `env` is the Gymnasium task of an on-device environment, such as Ant-v5, it is made with the
     observation options that the policy was trained with. All else is Gymnasium's default, so the return is
-    that of the standard task. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError if
-    an episode does not end.
+    that of the standard task. With `greedy`, the policy's best action is taken and none is drawn; a run's
+    own evaluations draw choices. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError
+    if an episode does not end.
     """
     at_least("episodes", episodes, 1)
     require_seed(seed)
-    trained = restore(run, warn, newest, trust)
+    trained = restore(run, warn, newest, trust, greedy)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
         from seedbed.fused import playing

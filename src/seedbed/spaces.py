@@ -67,12 +67,72 @@ class Box:
 ActionSpec = Discrete | MultiDiscrete | Box
 
 
+ACTION_MASK = "action_mask"
+"""Key of an observation's entry with a number for each choice of the action; 0 forbids the choice."""
+PRIVILEGED = "privileged"
+"""Key of an observation's entry that only critics see, in training."""
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
-    """The observations (a tree of `ArraySpec`) and actions of an environment, without a batch axis."""
+    """The observations (a tree of `ArraySpec`) and actions of an environment, without a batch axis.
+
+    Two keys of an observation that is a dict have a meaning. Under `action_mask` is a number for each choice
+    of the action (for each set of a MultiDiscrete in turn), where 0 forbids the choice: an array, or a tree
+    of arrays. What is under `privileged` is for critics only: evaluations and exports do not have it.
+    """
 
     observation: Tree  # of ArraySpec
     action: ActionSpec  # Discrete, MultiDiscrete or Box
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError if a mask does not fit the action, or there is nothing else to see."""
+        if not isinstance(self.observation, dict):
+            return
+        if not without(self.observation, ACTION_MASK, PRIVILEGED):
+            raise SeedbedError(
+                f"an observation shows only {', '.join(sorted(self.observation))}; add an entry, such as "
+                "'observation', that a policy sees"
+            )
+        if ACTION_MASK not in self.observation:
+            return
+        size, choices = _size(self.observation[ACTION_MASK]), num_choices(self.action)
+        if size != choices:
+            raise SeedbedError(
+                f"an observation's {ACTION_MASK} has {size} numbers but the action {self.action} has "
+                f"{choices} choices; give one number for each choice, or rename the entry"
+            )
+
+
+def policy_spec(spec: EnvSpec) -> EnvSpec:
+    """Returns the spec of what a trained policy sees: without the privileged part."""
+    return dataclasses.replace(spec, observation=without(spec.observation, PRIVILEGED))
+
+
+def num_choices(action: ActionSpec) -> int:
+    """Returns the number of choices of an action, of all its sets together; a Box has none."""
+    if isinstance(action, Discrete):
+        return action.n
+    return sum(action.nvec) if isinstance(action, MultiDiscrete) else 0
+
+
+def without(observation: Tree, *keys: str) -> Tree:
+    """Returns an observation, or a tree of that form, without the entries of these keys."""
+    if not isinstance(observation, dict) or not any(key in observation for key in keys):
+        return observation
+    return {key: entry for key, entry in observation.items() if key not in keys}
+
+
+def entry(observation: Tree, key: str) -> Tree:
+    """Returns the entry of a key of an observation, or of a tree of that form; None if it has none."""
+    return observation.get(key) if isinstance(observation, dict) else None
+
+
+def _size(tree: Tree) -> int:
+    """Returns how many numbers the arrays of a tree of `ArraySpec` have."""
+    if isinstance(tree, ArraySpec):
+        return math.prod(tree.shape)
+    return sum(_size(child) for child in (tree.values() if isinstance(tree, dict) else tree))
 
 
 def action_array(action: ActionSpec) -> ArraySpec:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
+from seedbed.agents.acting import Behaviour
+from seedbed.agents.actor_critic import ActorCriticAgent
 from seedbed.agents.base import Gradient, Params, Sums, clipped, stepped
 from seedbed.nets.policy import ActivationName, join_networks, separate_networks
 from seedbed.ops import losses, returns

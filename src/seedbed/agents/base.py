@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import TorsoName, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, without
 from seedbed.types import ArraySpec, EnvSpec, LearnerState, Replay, SeedbedError, Timestep, Tree
 
 ObservationStats: TypeAlias = RunningStatistics | tuple[()]
@@ -92,6 +93,10 @@ class BaseAgent(abc.ABC):
         """Returns the gradient as it is: its norm has no bound."""
         return grads
 
+    def greedy(self) -> Self:
+        """Returns the agent whose evaluations take the best action and never draw one."""
+        return self
+
     @abc.abstractmethod
     def _optimizer(self) -> optax.GradientTransformation:
         """Makes the optimizer, which turns gradients into changes of the weights, leaf by leaf."""
@@ -109,10 +114,12 @@ class BaseAgent(abc.ABC):
         )
 
     def _zero_observation(self, *rows: int) -> Tree:
-        """Makes an observation of zeros, leaves `[*rows, ...]`, from which networks take their shapes."""
-        return jax.tree.map(
-            lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), self._env().observation
-        )
+        """Makes zeros in the form of `_shown`, leaves `[*rows, ...]`, for the shapes of weights."""
+        return zeros_of(self._shown(self._env().observation), *rows)
+
+    def _shown(self, observation: Tree) -> Tree:
+        """Returns what the agent's networks see of an observation, of which statistics are kept."""
+        return without(observation, ACTION_MASK, PRIVILEGED)
 
     @property
     def _dtype(self) -> Any:
@@ -183,13 +190,16 @@ class NetworkAgent(BaseAgent):
                 auto_torso(leaf.shape)
 
     def _initial_seen(self) -> ObservationStats:
-        return statistics.initial(self._env().observation) if self.normalise_observations else ()
+        if not self.normalise_observations:
+            return ()
+        return statistics.initial(self._shown(self._env().observation))
 
     def _scaling(self, seen: ObservationStats) -> Tree:
         """Returns the scaling that torsos apply to observations: a tree of `Scaling`, or None."""
         if not isinstance(seen, RunningStatistics):
             return None
-        return jax.tree.map(scaling_of, self._env().observation, seen.mean, seen.variance)
+        shown = self._shown(self._env().observation)
+        return jax.tree.map(scaling_of, shown, seen.mean, seen.variance)
 
     def _rewards(self, steps: Timestep) -> Array:
         """Returns the rewards `[T, B]` of timesteps `[T + 1, B]`, clipped for the loss."""
@@ -241,6 +251,11 @@ class OffPolicyAgent(SinglePass, BaseAgent):
         return optax.apply_updates(weights, changes), optimizer_state
 
 
+def zeros_of(spec: Tree, *rows: int) -> Tree:
+    """Makes zeros in the form of a tree of `ArraySpec`; leaves are `[*rows, ...]`."""
+    return jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), spec)
+
+
 def require_vectors(agent: str, spec: EnvSpec) -> None:
     """Raises SeedbedError if an environment shows an image, for agents whose networks take vectors only."""
     for leaf in trees.leaves(spec.observation):
@@ -262,28 +277,6 @@ def stepped(state: LearnerState, weights: Tree, changes: Tree, rate: float, deca
     """Returns weights less `rate` times `changes`; with `decay` the rate falls to 0 at the run's end."""
     now = jnp.float32(rate) * (1.0 - state.progress if decay else 1.0)
     return jax.tree.map(lambda x, change: x - now * change, weights, changes)
-
-
-def observation_sums(
-    seen: ObservationStats, opening: Tree, weight: Array
-) -> Deviations | tuple[()]:
-    """Sums over a batch's opening rows, leaves `[B, ...]`, for the statistics, divided by `weight`.
-
-    `weight` is the number of valid rows, by which the learner averages gradients. The sums are averaged
-    with them. They are divided by the weight of a part here, and multiplied by that of the whole batch in
-    `absorb`; so the result is the same for every division of the batch into parts. The opening row of each
-    unroll is a large enough sample. Returns () if `seen` is ().
-    """
-    if not isinstance(seen, RunningStatistics):
-        return ()
-    return statistics.deviations(seen, opening).times(1.0 / jnp.maximum(weight, 1.0))
-
-
-def absorb(seen: ObservationStats, sums: Deviations | tuple[()], weight: Array) -> ObservationStats:
-    """Multiplies sums by `weight` and adds them to the statistics; returns () if there are none."""
-    if isinstance(seen, RunningStatistics) and isinstance(sums, Deviations):
-        return statistics.absorb(seen, sums.times(weight))
-    return ()
 
 
 def scaling_of(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:

@@ -84,7 +84,9 @@ class Dqn(QLearningAgent):
     ) -> tuple[Array, ActingValues, ActorState]:
         """Chooses actions `[B]`; extras are `ActingValues`. Consumes `keys` `[B]`."""
         q = self._values(params.weights, params.seen, timestep.observation)
-        action, extras = self._choose(q, params, actor_state.per_env, keys, evaluate)
+        action, extras = self._choose(
+            q, params, actor_state.per_env, timestep.observation, keys, evaluate
+        )
         return action, extras, actor_state
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
@@ -120,7 +122,7 @@ class Dqn(QLearningAgent):
         chosen = value_learning.chosen_values(q, items.action)
         final_q = self._values(state.auxiliary, seen, items.final)
         selector = self._values(state.params.weights, seen, items.final) if self.double else final_q
-        best = value_learning.double_q_values(final_q, selector)
+        best = value_learning.double_q_values(final_q, self._masked(selector, items.final))
         error = jnp.where(valid, items.rewards + items.discount * best - chosen, 0.0)
         rows = items.importance * value_learning.huber_losses(error, self.error_clip or jnp.inf)
         loss = losses.masked_mean(rows, valid)
@@ -147,7 +149,7 @@ class Dqn(QLearningAgent):
 
     def _values(self, weights: Tree, seen: ObservationStats, observation: Tree) -> Array:
         """Returns action values `[B, A]` for observations `[B, ...]`."""
-        return self._network().apply(weights, observation, self._scaling(seen))  # type: ignore[return-value]
+        return self._network().apply(weights, self._shown(observation), self._scaling(seen))  # type: ignore[return-value]
 
     def _network(self) -> QNetwork:
         return QNetwork(

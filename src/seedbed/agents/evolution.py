@@ -25,16 +25,17 @@ from seedbed.agents.base import (
     ObservationStats,
     SinglePass,
     Sums,
-    absorb,
     require_vectors,
     scaling_of,
 )
+from seedbed.agents.learning_statistics import absorb
 from seedbed.nets.critics import VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.rescaling import rescale
 from seedbed.ops import statistics
 from seedbed.ops.collectives import from_all_devices
 from seedbed.ops.distributions import check_bounds, squash
+from seedbed.ops.masks import masked
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import (
     ActorState,
@@ -125,7 +126,8 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
         """Makes the initial learner state; consumes the key."""
         init_key, seed_key = jax.random.split(key)
         weights = self._initial_weights(init_key)
-        seen = statistics.initial(self._env().observation) if self.normalise_observations else ()
+        shown = self._shown(self._env().observation)
+        seen = statistics.initial(shown) if self.normalise_observations else ()
         params = Params(weights, seen, jax.random.key_data(seed_key), jnp.int32(0))
         return self._initial_state(params, weights)
 
@@ -147,9 +149,11 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
         middle of the generation.
         """
         del keys
-        inputs = self._inputs(params, timestep.observation)
+        shown = self._shown(timestep.observation)
+        inputs = self._inputs(params, shown)
         if evaluate:
-            return self._action(self._policy().apply(params.weights, inputs)), (), actor_state
+            outputs: Any = self._policy().apply(params.weights, inputs)
+            return self._action(outputs, timestep.observation), (), actor_state
         given: Given = actor_state.per_env
         weights, visited = jax.lax.cond(
             timestep.first.any(),
@@ -160,17 +164,19 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
             lambda: (given.weights, given.visited),
         )
         if isinstance(visited, Visited):
-            apart = jax.tree.map(
-                lambda x, mean: x - mean[None], timestep.observation, params.seen.mean
-            )
+            apart = jax.tree.map(lambda x, mean: x - mean[None], shown, params.seen.mean)
             visited = Visited(
                 visited.steps + 1,
                 jax.tree.map(jnp.add, visited.first, apart),
                 jax.tree.map(lambda sums, x: sums + jnp.square(x), visited.second, apart),
             )
-        outputs: Any = jax.vmap(lambda w, x: self._policy().apply(w, x[None])[0])(weights, inputs)
+        outputs = jax.vmap(lambda w, x: self._policy().apply(w, x[None])[0])(weights, inputs)  # type: ignore[index]
         given = Given(given.env_id, weights, visited)
-        return self._action(outputs), visited, actor_state._replace(per_env=given)
+        return (
+            self._action(outputs, timestep.observation),
+            visited,
+            actor_state._replace(per_env=given),
+        )
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Turns the returns of a generation into weights of its noise; the key is unused."""
@@ -232,23 +238,24 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
         action: Any = self._env().action
         return np.array([action.n] if isinstance(action, Discrete) else action.nvec)
 
-    def _action(self, outputs: Any) -> Array:
+    def _action(self, outputs: Array, observation: Tree) -> Array:
         """Returns the actions for the policy's outputs `[B, P]`: the best choices, or real ones, clipped."""
         action = self._env().action
         if isinstance(action, Box):
             return squash(action, outputs, "clip")
+        outputs = masked(action, outputs, observation)
         parts = jnp.split(outputs, np.cumsum(self._choices())[:-1], axis=-1)
         best = [part.argmax(-1).astype(jnp.int32) for part in parts]
         return best[0] if isinstance(action, Discrete) else jnp.stack(best, axis=-1)
 
-    def _inputs(self, params: Params, observation: Tree) -> Array:
-        """Returns what the policy gets for observations `[B, ...]`: vectors `[B, D]`."""
+    def _inputs(self, params: Params, shown: Tree) -> Array:
+        """Returns what the policy gets for what is shown, leaves `[B, ...]`: vectors `[B, D]`."""
         if not isinstance(params.seen, RunningStatistics):
-            return vectors(observation, 1)
+            return vectors(shown, 1)
 
         scaled = jax.tree.map(
             lambda leaf, x, *seen: rescale(x, scaling_of(leaf, *seen)),
-            self._env().observation, observation, params.seen.mean, params.seen.variance,
+            self._shown(self._env().observation), shown, params.seen.mean, params.seen.variance,
         )  # fmt: skip
         return vectors(scaled, 1)
 
@@ -273,8 +280,7 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
             return ()
 
         def none() -> Tree:
-            return jax.tree.map(
-                lambda leaf: jnp.zeros((size, *leaf.shape)), self._env().observation
-            )
+            shown = self._shown(self._env().observation)
+            return jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape)), shown)
 
         return Visited(jnp.zeros(size), none(), none())

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from seedbed.agents.base import ObservationStats, Sums, absorb, observation_sums
+from seedbed.agents.base import ObservationStats, Sums
 from seedbed.ops import return_scale, statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import Tree
@@ -92,4 +92,26 @@ def _add_sums(
     """Adds `factor` times new sums to those held; returns () if either is ()."""
     if isinstance(held, Deviations) and isinstance(new, Deviations):
         return statistics.add(held, new.times(factor))
+    return ()
+
+
+def observation_sums(
+    seen: ObservationStats, opening: Tree, weight: Array
+) -> Deviations | tuple[()]:
+    """Sums over a batch's opening rows, leaves `[B, ...]`, for the statistics, divided by `weight`.
+
+    `weight` is the number of valid rows, by which the learner averages gradients. The sums are averaged
+    with them. They are divided by the weight of a part here, and multiplied by that of the whole batch in
+    `absorb`; so the result is the same for every division of the batch into parts. The opening row of each
+    unroll is a large enough sample. Returns () if `seen` is ().
+    """
+    if not isinstance(seen, RunningStatistics):
+        return ()
+    return statistics.deviations(seen, opening).times(1.0 / jnp.maximum(weight, 1.0))
+
+
+def absorb(seen: ObservationStats, sums: Deviations | tuple[()], weight: Array) -> ObservationStats:
+    """Multiplies sums by `weight` and adds them to the statistics; returns () if there are none."""
+    if isinstance(seen, RunningStatistics) and isinstance(sums, Deviations):
+        return statistics.absorb(seen, sums.times(weight))
     return ()

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
+from seedbed.agents.acting import Behaviour
+from seedbed.agents.actor_critic import ActorCriticAgent
 from seedbed.agents.base import Gradient, Params
 from seedbed.ops import losses, returns
 from seedbed.types import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from seedbed.agents.base import (
     OffPolicyAgent,
     Params,
     Sums,
-    absorb,
     clipped,
-    observation_sums,
 )
+from seedbed.agents.learning_statistics import absorb, observation_sums
 from seedbed.ops import losses
+from seedbed.ops.masks import masked, random_allowed
+from seedbed.ops.value_learning import chosen_values
 from seedbed.types import (
     Discrete,
     LearnerState,
@@ -115,7 +116,8 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
         weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, state, minibatch)
-        sums = observation_sums(state.params.seen, self._opening(minibatch), output.weight)
+        opening = self._shown(self._opening(minibatch))
+        sums = observation_sums(state.params.seen, opening, output.weight)
         norm = losses.global_norm(weights) * self._gradient_scale
         metrics = output.metrics | {"gradient_norm": norm}
         return Gradient(weights, Sums(sums)), output._replace(metrics=metrics)
@@ -141,6 +143,10 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
             updates=updates,
             auxiliary=target,
         )
+
+    def greedy(self) -> Self:
+        """Returns the agent whose evaluations always take the action with the highest value."""
+        return dataclasses.replace(self, evaluation_epsilon=0.0)
 
     @abc.abstractmethod
     def _initial_weights(self, key: Array) -> Tree:
@@ -190,25 +196,36 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         return self.epsilon ** (1.0 + self.epsilon_power * place)
 
     def _choose(
-        self, q: Array, params: Params, ladder: Array, keys: Array, evaluate: bool
+        self,
+        q: Array,
+        params: Params,
+        ladder: Array,
+        observation: Tree,
+        keys: Array,
+        evaluate: bool,
     ) -> tuple[Array, ActingValues]:
         """Chooses actions `[B]` epsilon-greedily from values `[B, A]`; consumes `keys` `[B]`.
 
         The rates are those of the `ladder` `[B]`, or the one of `params`. If `evaluate` is set,
-        `evaluation_epsilon` replaces them.
+        `evaluation_epsilon` replaces them. What the observation's mask forbids is never taken.
         """
         q = checkpoint_name(q, "q_values")
+        allowed = self._masked(q, observation)
         epsilon = ladder
         if not isinstance(params.exploration, tuple):
             epsilon = jnp.broadcast_to(params.exploration, ladder.shape)
         if evaluate:
             epsilon = jnp.full_like(ladder, self.evaluation_epsilon)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-        anything = (draws[:, 1] * self._num_actions()).astype(jnp.int32)
-        greedy = jnp.argmax(q, axis=-1).astype(jnp.int32)
+        anything = random_allowed(allowed, draws[:, 1])
+        greedy = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
         action = jnp.where(draws[:, 0] < epsilon, anything, greedy)
-        chosen = jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
-        return action, ActingValues(chosen, q.max(-1))
+        chosen, best = (chosen_values(q, choice) for choice in (action, greedy))
+        return action, ActingValues(chosen, best)
+
+    def _masked(self, q: Array, observation: Tree) -> Array:
+        """Returns values `[..., A]` to choose by: those of forbidden actions are the lowest."""
+        return masked(self._env().action, q, observation)
 
     def _num_actions(self) -> int:
         action = self._env().action

@@ -97,7 +97,9 @@ class R2d2(QLearningAgent):
         row = jax.tree.map(lambda x: x[None], timestep)
         memory: Memory = actor_state.core
         q, lstm = self._values(params.weights, params.seen, row, memory.action[None], memory.lstm)
-        action, extras = self._choose(q[0], params, actor_state.per_env, keys, evaluate)
+        action, extras = self._choose(
+            q[0], params, actor_state.per_env, timestep.observation, keys, evaluate
+        )
         return action, extras, actor_state._replace(core=Memory(lstm, action))
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
@@ -127,7 +129,8 @@ class R2d2(QLearningAgent):
         masks = self._masks(learned)
         q = self._sequence_values(weights, state.params.seen, batch)
         target_q = self._sequence_values(state.auxiliary, state.params.seen, batch)
-        best = value_learning.double_q_values(target_q[1:], q[1:])
+        selector = self._masked(q, learned.observation)
+        best = value_learning.double_q_values(target_q[1:], selector[1:])
         chosen = value_learning.chosen_values(q[:-1], batch.action[self.burn_in :])
         error = self._targets(best, learned, masks) - chosen
         loss = losses.masked_mean(batch.importance * 0.5 * jnp.square(error), masks.valid)
@@ -200,7 +203,7 @@ class R2d2(QLearningAgent):
         """Returns action values `[T, B, A]` for timesteps `[T, B]`, and the state after the last row."""
         return self._network().apply(  # type: ignore[return-value]
             weights,
-            steps.observation,
+            self._shown(steps.observation),
             action_vector(self._env().action, previous_action),
             steps.reward,
             steps.first,

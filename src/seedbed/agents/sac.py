@@ -11,29 +11,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from seedbed.agents.base import OffPolicyAgent, require_vectors
+from seedbed import trees
+from seedbed.agents.base import OffPolicyAgent, require_vectors, zeros_of
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.ops import losses
 from seedbed.ops.distributions import (
     action_vector,
-    check_bounds,
     log_slope,
     parameter_size,
+    require_bounded,
     squash,
 )
+from seedbed.ops.noise import NoiseName, initial_noise, next_noise
+from seedbed.spaces import PRIVILEGED, entry
 from seedbed.types import (
     ActorState,
     Box,
     LearnerState,
     Output,
     Replay,
-    SeedbedError,
     Timestep,
     Trajectory,
     Tree,
@@ -63,7 +64,7 @@ class Auxiliary(NamedTuple):
 class Batch(NamedTuple):
     """A batch of transitions; all leaves have the items on axis 1."""
 
-    inputs_tm1: Array  # [T, B, D] observations as vectors
+    inputs_tm1: Array  # [T, B, D] observations as vectors, what only critics see last
     inputs_t: Array  # [T, B, D] next observations as vectors
     action_tm1: Array  # [T, B, A] scaled to bounds of -1 and 1
     reward_t: Array  # [T, B]
@@ -99,6 +100,8 @@ class Sac(OffPolicyAgent):
     """Value of one nat of entropy at the start, in scaled rewards."""
     target_entropy: float = -1.0
     """Entropy that the temperature aims at, in nats per element of an action scaled to [-1, 1]."""
+    noise: NoiseName = "white"
+    """Draws of actions from step to step: white is independent, pink is alike for a while."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work.
@@ -122,10 +125,10 @@ class Sac(OffPolicyAgent):
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         policy_key, critics_key = jax.random.split(key)
-        inputs = vectors(self._zero_observation(1), 1)
         action = jnp.zeros((1, math.prod(self._box().shape)))
+        inputs = self._inputs(zeros_of(self._env().observation, 1), 1)
         weights = Weights(
-            policy=self._policy().init(policy_key, inputs),
+            policy=self._policy().init(policy_key, self._policy_part(inputs)),
             critics=self._critics().init(critics_key, inputs, action),
             log_temperature=jnp.log(jnp.float32(self.initial_temperature)),
         )
@@ -134,9 +137,9 @@ class Sac(OffPolicyAgent):
         return state._replace(auxiliary=_auxiliary(weights, targets))
 
     def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
-        """Returns an empty actor state: the policy has no memory."""
-        del env_ids, num_envs
-        return ActorState(core=(), per_env=())
+        """Returns the states of pink noise of environments `env_ids` `[B]`, or none; there is no memory."""
+        del num_envs
+        return ActorState(core=(), per_env=initial_noise(self.noise, env_ids))
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
@@ -145,11 +148,11 @@ class Sac(OffPolicyAgent):
 
         If `evaluate` is set, an action is the squashed mean of the policy, and the keys are unused.
         """
-        mean, scale = self._normal(params, vectors(timestep.observation, 1))
+        mean, scale = self._normal(params, vectors(self._shown(timestep.observation), 1))
         draw, scale = checkpoint_name(mean, "mean"), checkpoint_name(scale, "scale")
         if not evaluate:
-            noise = jax.vmap(lambda key: jax.random.normal(key, draw.shape[1:]))(keys)
-            draw = draw + scale * noise
+            noise, per_env = next_noise(actor_state.per_env, timestep.first, keys, draw.shape[-1])
+            draw, actor_state = draw + scale * noise, ActorState((), per_env)
         return squash(self._box(), draw, "tanh"), (), actor_state
 
     def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
@@ -161,7 +164,7 @@ class Sac(OffPolicyAgent):
         """Collects the inputs of the losses, with the items on axis 1; the key is unused."""
         del state, key
         steps = trajectory.timesteps
-        inputs = vectors(steps.observation, 2)
+        inputs = self._inputs(steps.observation, 2)
         masks = trajectory_masks(steps, self.gamma, 0.0)
         importance = trajectory.importance
         return Batch(
@@ -229,8 +232,8 @@ class Sac(OffPolicyAgent):
             "temperature": temperature,
             "q": losses.masked_mean(q_tm1.mean(0), batch.valid),
         }
-        weight = batch.valid.sum(dtype=jnp.float32)
-        output = Output(metrics, weight, jnp.ones(batch.valid.shape[1:]))
+        ones = jnp.ones(batch.valid.shape[1:])
+        output = Output(metrics, batch.valid.sum(dtype=jnp.float32), ones)
         return critic_loss + policy_loss + temperature_loss, output
 
     def _normal(self, policy: Tree, inputs: Array) -> tuple[Array, Array]:
@@ -245,7 +248,8 @@ class Sac(OffPolicyAgent):
         Both are computed from the noise, so they have gradients, and the tanh is never inverted. Consumes
         the key.
         """
-        mean, scale = self._normal(policy, inputs.reshape(-1, inputs.shape[-1]))
+        shown = self._policy_part(inputs).reshape(inputs.shape[0] * inputs.shape[1], -1)
+        mean, scale = self._normal(policy, shown)
         noise = jax.random.normal(key, mean.shape)
         draw = mean + scale * noise
         normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
@@ -259,6 +263,19 @@ class Sac(OffPolicyAgent):
         values: Any = self._critics().apply(critics, *folded)
         return values.reshape(2, *rows)
 
+    def _inputs(self, observation: Tree, lead: int) -> Array:
+        """Returns what critics see of an observation with `lead` leading axes N, as vectors `[*N, D]`."""
+        shown = vectors(self._shown(observation), lead)
+        unseen = entry(observation, PRIVILEGED)
+        if unseen is None:
+            return shown
+        return jnp.concatenate([shown, vectors(unseen, lead)], axis=-1)
+
+    def _policy_part(self, inputs: Array) -> Array:
+        """Returns what the policy sees of the vectors that critics see."""
+        shown = trees.leaves(self._shown(self._env().observation))
+        return inputs[..., : sum(math.prod(leaf.shape) for leaf in shown)]
+
     def _policy(self) -> VectorPolicy:
         size = parameter_size(self._box())
         return VectorPolicy(size, self.hidden_sizes, self.activation, self._dtype)
@@ -271,19 +288,7 @@ class Sac(OffPolicyAgent):
 
     def _box(self) -> Box:
         """Returns the action spec; raises SeedbedError unless it is a Box with finite bounds."""
-        action = self._env().action
-        if not isinstance(action, Box):
-            raise SeedbedError(
-                f"Sac needs actions that are real vectors but the environment takes {action}; "
-                "choose agent dqn or ppo"
-            )
-        if not np.isfinite([*action.low, *action.high]).all():
-            raise SeedbedError(
-                f"Sac needs bounded actions but the environment's have low={action.low}, "
-                f"high={action.high}; choose agent ppo, or bound them"
-            )
-        check_bounds(action)
-        return action
+        return require_bounded(self._name, self._env().action)
 
 
 def _weights(state: LearnerState) -> Weights:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
+from seedbed.agents.acting import Behaviour
+from seedbed.agents.actor_critic import ActorCriticAgent
 from seedbed.agents.base import Gradient, Params, stepped
 from seedbed.ops import losses, returns
 from seedbed.ops.collectives import from_all_devices, mean_over_devices
 from seedbed.ops.distributions import Normal
 from seedbed.types import (
-    ActorState,
     Box,
     LearnerState,
     OnPolicy,
@@ -121,13 +121,9 @@ class Vmpo(ActorCriticAgent):
             auxiliary=state.auxiliary._replace(duals=duals),
         )
 
-    def act(
-        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
-    ) -> tuple[Tree, Behaviour, ActorState]:
-        """Chooses actions `[B]` as all actor-critic agents do, and tells their distribution, too."""
-        parameters, core = self._parameters(params, actor_state, timestep)
-        action, behaviour, actor_state = self._choose(actor_state, parameters, core, keys, evaluate)
-        return action, behaviour._replace(parameters=parameters), actor_state
+    def _told(self, parameters: Array) -> Array:
+        """Returns all parameters `[B, P]`: learning compares its distribution with the behaviour's."""
+        return parameters
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Estimates value targets and advantages and finds the better half; the key is unused."""

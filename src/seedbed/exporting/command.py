@@ -46,6 +46,7 @@ from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.lines import read_lines
+from seedbed.spaces import PRIVILEGED, entry, policy_spec
 from seedbed.types import Agent, ArraySpec, SeedbedError
 from seedbed.version import __version__
 
@@ -80,7 +81,7 @@ def export(
     _require_room(folder)
     trained = restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
-    policy = Policy(trained.agent, trained.params, trained.forms.spec, frame_stack)
+    policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
     graph = build(policy)
     if graph.single:
         warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
@@ -98,6 +99,8 @@ def export(
         "seedbed": __version__,
         **_arrays(policy, graph),
         "observation": observation_json(policy.spec.observation),
+        # Only to make the agent again: no input, as critics alone have seen it.
+        "privileged": observation_json(entry(trained.forms.spec.observation, PRIVILEGED)),
         "action": action_json(policy.spec.action),
         "frame_stack": frame_stack,
         "agent": _agent(policy.agent),

@@ -18,6 +18,7 @@ from seedbed.run import trust
 from seedbed.run.encoding import construct
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
+from seedbed.spaces import PRIVILEGED, policy_spec
 from seedbed.types import (
     ActionSpec,
     Agent,
@@ -62,7 +63,11 @@ def read(folder: Path) -> ExportedAgent:
                 "play its "
                 "policy.onnx with onnxruntime, or the run with the agent's code"
             )
-        spec = EnvSpec(_observation(contract["observation"]), _action(contract["action"]))
+        shown = _observation(contract["observation"])
+        # Contracts of earlier versions have none.
+        unseen = _observation(contract.get("privileged"))
+        shown = shown if unseen is None else {**shown, PRIVILEGED: unseen}
+        spec = EnvSpec(shown, _action(contract["action"]))
         if name not in trust.AGENTS:
             raise SeedbedError(
                 f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
@@ -77,7 +82,7 @@ def read(folder: Path) -> ExportedAgent:
         text = " ".join(str(error).split())[:200]
         raise _damaged(folder, CONTRACT, f"{type(error).__name__}: {text}") from error
     arrays = _parameters(folder, size, digest)
-    return ExportedAgent(agent, spec, frame_stack, _filled(folder, template, arrays))
+    return ExportedAgent(agent, policy_spec(spec), frame_stack, _filled(folder, template, arrays))
 
 
 def _contract(folder: Path) -> dict[str, Any]:
@@ -143,6 +148,8 @@ def _plain(value: Any) -> Any:
 
 def observation_json(spec: Tree) -> Any:
     """Returns the shapes of observations as JSON; a tree of other nodes cannot be read again."""
+    if spec is None:
+        return None
     if isinstance(spec, dict):
         return {"dict": {key: observation_json(spec[key]) for key in sorted(spec)}}
     if type(spec) is tuple:
@@ -153,6 +160,8 @@ def observation_json(spec: Tree) -> Any:
 
 
 def _observation(data: Any) -> Tree:
+    if data is None:
+        return None
     if "dict" in data:
         return {str(key): _observation(child) for key, child in data["dict"].items()}
     if "tuple" in data:

@@ -12,6 +12,7 @@ from jax import Array
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.recurrent import LSTM, initial_lstm_state, memory_inputs
 from seedbed.nets.torsos import Torso, TorsoName
+from seedbed.spaces import PRIVILEGED, without
 from seedbed.types import Tree
 
 ActivationName = Literal["relu", "tanh", "swish"]
@@ -21,7 +22,8 @@ _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish}
 class ActorCritic(nn.Module):
     """A network from sequences of observations to the parameters of a policy and to values.
 
-    It has one torso, or two with `value_sizes`. If it has a memory, the inputs of the memory are the
+    It has one torso, or two with `value_sizes`; then only the value sees an entry `privileged` of the
+    observation. If it has a memory, the inputs of the memory are the
     features, the previous action and the reward of that action, clipped to [-1, 1], as in Espeholt et al.
     (2018), figure 3.
     """
@@ -58,19 +60,20 @@ class ActorCritic(nn.Module):
             scaling: tree that scales the observation, or None (see `Torso`).
         """
 
-        def features(sizes: tuple[int, ...], core: Tree) -> tuple[Array, Tree]:
+        def features(sizes: tuple[int, ...], core: Tree, *unseen: str) -> tuple[Array, Tree]:
             """Makes a torso and memory; returns features `[T, B, D]` and the core after the last row."""
             rows, batch = first.shape
-            folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), observation)
+            shown = without(observation, *unseen)
+            folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), shown)
             torso = Torso(self.image, sizes, _ACTIVATIONS[self.activation], dtype=self.dtype)
-            seen = torso(folded, scaling).reshape(rows, batch, -1)
+            seen = torso(folded, without(scaling, *unseen)).reshape(rows, batch, -1)
             if not self.lstm_size:
                 return seen, core
             inputs = memory_inputs(seen, previous_action, jnp.clip(reward, -1.0, 1.0), first)
             return LSTM(self.lstm_size, self.dtype)(inputs, first, core)
 
         policy_core, value_core = core if self._two and self.lstm_size else (core, core)
-        policy_features, policy_core = features(self.sizes, policy_core)
+        policy_features, policy_core = features(self.sizes, policy_core, PRIVILEGED)
         parameters = PolicyHead(self.parameter_size)(policy_features)
         if not self._two:
             return parameters, ValueHead()(policy_features), policy_core

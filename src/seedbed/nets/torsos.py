@@ -197,20 +197,25 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, sizes[-1]]`."""
-        fraction = 1.0 / 255.0 if x.dtype == jnp.uint8 and scaling is None else 1.0
-        if scaling is not None:
-            x = rescale(x, scaling)
-        x = x.reshape(x.shape[0], -1).astype(jnp.float32) * fraction
+        x = _flat(x, scaling)
         for size in self.sizes:
             x = self.activation(hidden_layer(size, self.dtype)(x))
         return x
 
 
-class Torso(nn.Module):
-    """A network from a tree of observations, leaves `[B, ...]`, to features, with one torso per leaf.
+def _flat(x: Array, scaling: Scaling | None) -> Array:
+    """Turns observations `[B, ...]` into float32 vectors `[B, D]`; unscaled bytes are divided by 255."""
+    fraction = 1.0 / 255.0 if x.dtype == jnp.uint8 and scaling is None else 1.0
+    if scaling is not None:
+        x = rescale(x, scaling)
+    return x.reshape(x.shape[0], -1).astype(jnp.float32) * fraction
 
-    Images go through the torso called `image`, all other leaves through an Mlp of `sizes`. With auto,
-    `auto_torso` chooses the torso of each leaf.
+
+class Torso(nn.Module):
+    """A network from a tree of observations, leaves `[B, ...]`, to features.
+
+    Each image goes through a torso called `image`; with auto, `auto_torso` chooses it. All other leaves
+    together go through one Mlp of `sizes`, so that it can compare them, such as a place and a goal.
     """
 
     image: TorsoName
@@ -228,14 +233,23 @@ class Torso(nn.Module):
         whole = scaling is None
         scalings = [None] * len(leaves) if whole else structure.flatten_up_to(scaling)
         leaves = [x if x.dtype == jnp.uint8 else x.astype(jnp.float32) for x in leaves]
-        features = [self._leaf_torso(x)(x, s) for x, s in zip(leaves, scalings, strict=True)]
+        features, vectors = [], []
+        for leaf, scale in zip(leaves, scalings, strict=True):
+            torso = self._image_torso(leaf.shape[1:])
+            if torso is None:
+                vectors.append(_flat(leaf, scale))
+            else:
+                features.append(torso(leaf, scale))
+        if vectors:
+            mlp = Mlp(self.sizes, self.activation, dtype=self.dtype)
+            features.append(mlp(jnp.concatenate(vectors, axis=-1)))
         return jnp.concatenate(features, axis=-1)
 
-    def _leaf_torso(self, leaf: Array) -> nn.Module:
-        shape = leaf.shape[1:]
+    def _image_torso(self, shape: tuple[int, ...]) -> nn.Module | None:
+        """Makes the torso for images of this shape; None for what goes through the Mlp."""
         name = auto_torso(shape) if self.image == "auto" else self.image
         if name == "mlp" or not is_image(shape):
-            return Mlp(self.sizes, self.activation, dtype=self.dtype)
+            return None
         if name == "nature":
             return Nature(dtype=self.dtype)
         if name == "small":

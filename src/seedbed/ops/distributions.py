@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
@@ -180,6 +180,20 @@ def log_slope(action: Box, x: Array) -> Array:
     return jnp.where(b.both, slope, jnp.where(b.single, -jax.nn.softplus(-b.side * x), 0.0)).sum(-1)
 
 
+def squashed_entropy(action: ActionSpec, policy: Distribution, draw: Array, by: str) -> Array:
+    """Returns the entropy `[...]` of actions, in nats; a Box is scaled to bounds of -1 and 1.
+
+    What squashing `by` tanh adds to the entropy of a normal is taken at draws `[..., D]` of another policy,
+    moved with this one. Without it, an entropy bonus would reward draws so wide that all actions are at a
+    bound. The entropy of clipped draws is that before clipping.
+    """
+    entropy = policy.entropy()
+    if not (isinstance(policy, Normal) and isinstance(action, Box) and by == "tanh"):
+        return entropy
+    noise = lax.stop_gradient((draw - policy.mean) / policy.scale)
+    return entropy + log_slope(action, policy.mean + policy.scale * noise)
+
+
 def action_vector(action: ActionSpec, x: Array) -> Array:
     """Turns actions in the form of the spec, `[..., *shape]`, into the input of a network, `[..., A]`.
 
@@ -276,6 +290,22 @@ def check_bounds(action: Box) -> None:
             f"action bounds low={action.low}, high={action.high} are empty; give every element "
             "low < high, where -inf and inf are no bounds"
         )
+
+
+def require_bounded(agent: str, action: ActionSpec) -> Box:
+    """Returns an action that is a Box with finite bounds, else raises SeedbedError; `agent` needs it so."""
+    if not isinstance(action, Box):
+        raise SeedbedError(
+            f"{agent} needs actions that are real vectors but the environment takes {action}; "
+            "choose agent dqn or ppo"
+        )
+    if not np.isfinite([*action.low, *action.high]).all():
+        raise SeedbedError(
+            f"{agent} needs bounded actions but the environment's have low={action.low}, "
+            f"high={action.high}; choose agent ppo, or bound them"
+        )
+    check_bounds(action)
+    return action
 
 
 def _expectation(log_probs: Array, x: Array) -> Array:

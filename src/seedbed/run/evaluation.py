@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,17 @@ def compile_play(agent: Agent) -> Play:
     return Hoisted(play)
 
 
+def greedily(agent: Agent) -> Agent:
+    """Returns the agent whose evaluations take the best action; raises SeedbedError if there is none."""
+    of = getattr(agent, "greedy", None)
+    if of is None:
+        raise SeedbedError(
+            f"{type(agent).__name__} has no method greedy, which returns the agent that never draws an "
+            "action in evaluations: add it, or leave out greedy"
+        )
+    return cast(Agent, of())
+
+
 class Player:
     """A player of B environments that acts as in evaluations, and keeps recurrent state and frame stack.
 
@@ -69,7 +80,7 @@ class Player:
 
     def __init__(self, play: Play, params: Tree, state: PlayerState, seed: int) -> None:
         """Starts from `state`, and copies the parameters to the device once."""
-        self._play, self._state = play, state
+        self._play, self.state = play, state
         self._params = play.derive(jax.device_put(params))
         self._key = jax.random.key(seed)
 
@@ -79,7 +90,7 @@ class Player:
         Call from one thread at a time.
         """
         size = len(timestep.first)
-        self._state, action = self._play(size, self._params, self._state, timestep, self._key)
+        self.state, action = self._play(size, self._params, self.state, timestep, self._key)
         return jax.tree.map(np.asarray, action)
 
 
@@ -210,8 +221,8 @@ class SpecPolicy:
         """Keeps a bound agent and its parameters. `spec` is of single frames."""
         self.agent, self.spec, self.params = agent, spec, params
         self._frame_stack, self._seed = frame_stack, seed
-        self._play = compile_play(agent)
-        self._player: Player | None = None
+        self._players: dict[bool, Player] = {}
+        self._state: PlayerState | None = None
         self._first = True
         self._batch: int | None = None
 
@@ -223,22 +234,26 @@ class SpecPolicy:
         self._first = True
 
     def act(
-        self, observation: Tree, first: Array | None = None, reward: Array | None = None
+        self,
+        observation: Tree,
+        first: Array | None = None,
+        reward: Array | None = None,
+        greedy: bool = False,
     ) -> Tree:
         """Returns the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset`, or after a change of B, does. `reward` (a number, or `[B]`)
-        is the reward of the last action; only agents with a memory use it. Raises SeedbedError if a shape or
+        is the reward of the last action; only agents with a memory use it. With `greedy`, the action is the
+        best by the policy, and none is drawn. Raises SeedbedError if a shape or
         a dtype fits neither one observation nor a batch, or if a reward is not finite. Call from one thread
         at a time.
         """
         batch = self._batch_size(observation)
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
         num_envs = 1 if batch is None else batch
-        if self._player is None or self._batch != num_envs:
-            state = initial_player(self.agent, self.spec, self._frame_stack, num_envs)
-            self._player = Player(self._play, self.params, state, self._seed)
+        if self._state is None or self._batch != num_envs:
+            self._state = initial_player(self.agent, self.spec, self._frame_stack, num_envs)
             self._batch, self._first = num_envs, True
         opening = _per_env("first", self._first if first is None else first, num_envs, bool)
         earned = _per_env("reward", 0.0 if reward is None else reward, num_envs, np.float32)
@@ -248,8 +263,19 @@ class SpecPolicy:
         flag = np.zeros(num_envs, bool)
         earned = np.where(opening, np.float32(0), earned)
         timestep = Timestep(observation, earned, flag, flag, opening)
-        action = self._player.act(timestep)
+        player = self._player(greedy)
+        player.state = self._state
+        action = player.act(timestep)
+        self._state = player.state
         return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
+
+    def _player(self, greedy: bool) -> Player:
+        """Returns the player of one of the two ways to act, made at its first use."""
+        if greedy not in self._players:
+            play = compile_play(greedily(self.agent) if greedy else self.agent)
+            assert self._state is not None, "act has made it"
+            self._players[greedy] = Player(play, self.params, self._state, self._seed)
+        return self._players[greedy]
 
     def _batch_size(self, observation: Tree) -> int | None:
         """Returns the batch size, or None for one observation; raises SeedbedError if neither fits."""

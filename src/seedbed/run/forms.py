@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from seedbed.envs.host.spaces import encoded, spec_leaves
+from seedbed.spaces import PRIVILEGED, without
 from seedbed.types import Array, EnvSpec, Tree
 
 
@@ -36,7 +37,8 @@ class PlainForms:
 
     def encode(self, observation: Any) -> Tree:
         """Returns arrays in the spec's dtypes; raises SeedbedError if they do not fit or are not finite."""
-        return encoded(spec_leaves(self.spec.observation), observation)
+        shown = spec_leaves(without(self.spec.observation, PRIVILEGED))
+        return encoded(shown, without(observation, PRIVILEGED))
 
     def decode(self, action: Array) -> Any:
         """Returns actions as they are."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from seedbed import trees
+from seedbed.spaces import ACTION_MASK, entry, without
 from seedbed.types import ActorState, Agent, Array, ArraySpec, EnvSpec, Timestep, Trajectory, Tree
 
 
@@ -54,6 +55,8 @@ def act_on_frames(
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     """Returns the spec that the agent sees: the last axis of every array is `frame_stack` times as long.
 
+    A mask of actions is not stacked: only the newest counts.
+
     Bytes `[H, W]`, which are images without channels, become `[H, W, S]`, also if S is 1. Scalars become
     `[S]`, but stay scalars if S is 1.
     """
@@ -62,7 +65,11 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
         shape = _with_last_axis(leaf.shape, leaf.dtype, frame_stack)
         return ArraySpec((*shape[:-1], shape[-1] * frame_stack) if shape else (), leaf.dtype)
 
-    return dataclasses.replace(spec, observation=trees.map(stacked, spec.observation))
+    observation = trees.map(stacked, without(spec.observation, ACTION_MASK))
+    mask = entry(spec.observation, ACTION_MASK)
+    if mask is not None:
+        observation[ACTION_MASK] = mask
+    return dataclasses.replace(spec, observation=observation)
 
 
 def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
@@ -92,8 +99,12 @@ def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
         ]
         return _joined(frames)
 
+    observation = jax.tree.map(stack, without(timesteps.observation, ACTION_MASK))
+    mask = entry(timesteps.observation, ACTION_MASK)
+    if mask is not None:
+        observation[ACTION_MASK] = jax.tree.map(lambda leaf: window(leaf, 0), mask)
     return Timestep(
-        observation=jax.tree.map(stack, timesteps.observation),
+        observation=observation,
         reward=window(timesteps.reward, 0),
         terminated=window(timesteps.terminated, 0),
         truncated=window(timesteps.truncated, 0),

@@ -23,6 +23,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
     newest = "play the newest checkpoint, not the one with the best evaluation"
     parser.add_argument("--newest", action="store_true", help=newest)
+    greedy = "take the policy's best action, and never draw one"
+    parser.add_argument("--greedy", action="store_true", help=greedy)
     declare_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
@@ -50,6 +52,7 @@ def evaluate(
         seed=given.seed,
         newest=given.newest,
         trust=given.trust_run,
+        greedy=given.greedy,
         warn=warn,
     )
     if given.json:
@@ -62,17 +65,17 @@ def evaluate(
             + (f" ({result['member']} of the population)" if "member" in result else "")
         )
     if given.video is not None or given.html is not None:
+        from seedbed.policy import restore
         from seedbed.viewer.record import SHOWN, show
 
         count = min(given.episodes, SHOWN)
         warn(f"playing {count} episodes to draw")
         show(
             given.run,
+            restore(given.run, newest=given.newest, trust=given.trust_run, greedy=given.greedy),
             env=given.env,
             episodes=count,
             seed=given.seed,
-            newest=given.newest,
-            trust=given.trust_run,
             video=given.video,
             html=given.html,
         )

@@ -15,7 +15,7 @@ from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
-from seedbed.policy import TrainedAgent, other_environment, policy_of, restore
+from seedbed.policy import TrainedAgent, other_environment, policy_of
 from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.film import Game, film_game
@@ -30,22 +30,20 @@ SHOWN = 3
 @checked
 def show(
     run: str | Path,
+    trained: TrainedAgent,
     *,
     env: str | None = None,
     episodes: int = SHOWN,
     seed: int = 0,
-    newest: bool = False,
-    trust: bool = False,
     video: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
+    """Plays episodes with a run's policy, and writes them as a video and as an HTML page.
 
-    `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
-    the paths to write; None writes no such file. `trust` is that of `restore`. Raises SeedbedError if the
+    `trained` is of `restore`. `env` names another environment with the same shapes; None plays the run's
+    own. `video` and `html` are the paths to write; None writes no such file. Raises SeedbedError if the
     environment has no MuJoCo model, except for a video of a game of Atari or Doom.
     """
-    trained = restore(run, newest=newest, trust=trust)
     config = trained.env if env is None else other_environment(trained, env, run)
     if isinstance(config, Game) and html is None:
         if video is not None:

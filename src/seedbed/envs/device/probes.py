@@ -7,7 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState, Tree
+from seedbed.spaces import ACTION_MASK, PRIVILEGED
+from seedbed.types import Array, ArraySpec, Box, Discrete, EnvSpec, EnvState, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,3 +208,112 @@ class TMazeProbe:
         shown = jnp.where(place == 0, cue, 0.0)
         observation = jnp.stack([shown, (place == self.length).astype(jnp.float32)])
         return (place, cue), observation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskProbe:
+    """A task in which the choices that look best are forbidden: tests masks of actions.
+
+    The observation is what each of the `choices` pays, `[choices]`, and a mask that is drawn anew in each
+    step and allows at least one choice. The allowed choice that pays most earns 1, another allowed one 0, and
+    a forbidden one -100. Forbidden choices show the highest pay. Metric `forbidden` is 1 where one was taken.
+
+    The best return is `length`. An agent that forgets the mask anywhere in acting is far below 0.
+    """
+
+    choices: int = 4
+    """Number of actions."""
+    length: int = 8
+    """Steps of an episode, which then terminates."""
+
+    @property
+    def episode_steps(self) -> int:
+        """Returns 0: there is no time limit."""
+        return 0
+
+    @property
+    def frame_skip(self) -> int:
+        """Returns 1: each step is one step of the simulation."""
+        return 1
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Returns the pay, float32 `[choices]`, the mask, bool `[choices]`, and the actions."""
+        shown = {
+            "observation": ArraySpec((self.choices,), "float32"),
+            ACTION_MASK: ArraySpec((self.choices,), "bool"),
+        }
+        return EnvSpec(shown, Discrete(self.choices))
+
+    def reset(self, key: Array) -> EnvState:
+        """Draws the first pay and mask; consumes the key."""
+        inner, shown = self._show(jnp.int32(0), key)
+        return EnvState.opening(inner, shown, {"forbidden": jnp.float32(0)})
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Pays for a choice, and draws pay and mask anew."""
+        passed, key = state.inner
+        seen = state.timestep.observation
+        pay, allowed = seen["observation"], seen[ACTION_MASK]
+        best = jnp.argmax(jnp.where(allowed, pay, -1.0))
+        forbidden = ~(allowed & (jnp.arange(self.choices) == action)).any()
+        earned = jnp.where(forbidden, -100.0, (action == best).astype(jnp.float32))
+        inner, shown = self._show(passed + 1, key)
+        metrics = {"forbidden": forbidden.astype(jnp.float32)}
+        return EnvState.after(inner, shown, earned, passed + 1 >= self.length, metrics)
+
+    def _show(self, passed: Array, key: Array) -> tuple[Tree, Tree]:
+        key, for_pay, for_mask, for_one = jax.random.split(key, 4)
+        allowed = jax.random.bernoulli(for_mask, 0.5, (self.choices,))
+        allowed |= jnp.arange(self.choices) == jax.random.randint(for_one, (), 0, self.choices)
+        pay = jax.random.uniform(for_pay, (self.choices,)) + jnp.where(allowed, 0.0, 1.0)
+        return (passed, key), {"observation": pay, ACTION_MASK: allowed}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivilegedProbe:
+    """A task with a secret that only a critic may see: tests that it does, and that the policy does not.
+
+    The observation is a fair random sign `[1]`, and another one, the secret, under `privileged`. The action
+    is one number from -1 to 1. A step earns the action times (sign + 2 secret), plus 3 times the secret.
+    Both are drawn anew in each step.
+
+    A policy that sees the sign alone has a mean return of at most `length`; one that sees the secret, too,
+    has twice as much. A critic that does not see the secret can explain nothing of the next reward.
+    """
+
+    length: int = 8
+    """Steps of an episode, which then terminates."""
+
+    @property
+    def episode_steps(self) -> int:
+        """Returns 0: there is no time limit."""
+        return 0
+
+    @property
+    def frame_skip(self) -> int:
+        """Returns 1: each step is one step of the simulation."""
+        return 1
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Returns two signs, float32 `[1]`, one of which is privileged, and the action."""
+        sign = ArraySpec((1,), "float32")
+        return EnvSpec({"observation": sign, PRIVILEGED: sign}, Box((1,), (-1.0,), (1.0,)))
+
+    def reset(self, key: Array) -> EnvState:
+        """Draws the first signs; consumes the key."""
+        return EnvState.opening(*self._show(jnp.int32(0), key))
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Pays for an action, and draws the signs anew."""
+        passed, key = state.inner
+        seen = state.timestep.observation
+        sign, secret, taken = seen["observation"][0], seen[PRIVILEGED][0], action[0]
+        earned = taken * (sign + 2.0 * secret) + 3.0 * secret
+        return EnvState.after(*self._show(passed + 1, key), earned, passed + 1 >= self.length)
+
+    def _show(self, passed: Array, key: Array) -> tuple[Tree, Tree]:
+        key, *drawing = jax.random.split(key, 3)
+        sign, secret = (jnp.where(jax.random.bernoulli(each), 1.0, -1.0)[None] for each in drawing)
+        return (passed, key), {"observation": sign, PRIVILEGED: secret}

@@ -21,8 +21,9 @@ from seedbed.envs.host.returned import (
     told,
     values_of,
 )
-from seedbed.envs.host.spaces import actions_of, batched, encoded, observation_leaves
+from seedbed.envs.host.spaces import actions_of, batched, encoded, mask_leaf, observation_leaves
 from seedbed.nearest import did_you_mean
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, num_choices, without
 from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
@@ -135,6 +136,12 @@ def require_id(env_id: str) -> None:
         raise SeedbedError(f"Gymnasium has no environment {name!r}{hint}") from error
 
 
+def with_mask(observation: Any, mask: Any) -> dict[str, Any]:
+    """Returns an observation, or a tree of its form, as a dict with a mask of actions."""
+    shown = observation if isinstance(observation, dict) else {"observation": observation}
+    return {**shown, ACTION_MASK: mask}
+
+
 def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
     try:
         # Gymnasium's checker wraps every step but tests only the first. `GymHost` tests all of them.
@@ -166,12 +173,15 @@ class GymHost:
                 )
             self._envs.append(env)
         self._leaves = observation_leaves(self._envs[0].observation_space, name)
-        observation = trees.map(lambda leaf: leaf.spec, self._leaves)
         action, self._decode = actions_of(self._envs[0].action_space, name)
-        self.spec = EnvSpec(observation, action)
         self._seeds: list[int | None] = (
             np.random.SeedSequence(seed).generate_state(num_envs).tolist()
         )
+        self._opening: tuple[Any, Any] | None = None
+        self._masked = num_choices(action) > 0 and self._tells_mask()
+        if self._masked:
+            self._leaves = with_mask(self._leaves, mask_leaf(num_choices(action)))
+        self.spec = EnvSpec(trees.map(lambda leaf: leaf.spec, self._leaves), action)
         # If set, the next step opens an episode.
         self._ended = [False] * num_envs
 
@@ -203,35 +213,60 @@ class GymHost:
             self._guard(index, env.close)
 
     def encode(self, observation: Any) -> Tree:
-        """Turns an observation of the space into arrays in the spec's form.
+        """Turns an observation of the space into arrays in the spec's form, without the privileged part.
 
-        A batch, as vector environments return it, becomes arrays `[n, ...]`.
+        If the environment tells its masks in `info`, an observation is a dict that has the mask under
+        `action_mask`, and the observation itself under `observation` unless it is a dict. A batch, as vector
+        environments return it, becomes arrays `[n, ...]`.
         """
-        return encoded(self._leaves, observation)
+        return encoded(without(self._leaves, PRIVILEGED), without(observation, PRIVILEGED))
 
     def decode(self, action: Array) -> Any:
         """Turns an action, or a batch of actions, into the form of the action space."""
         return self._decode(action)
 
-    def _open(self, index: int, seed: int | None = None) -> _Row:
+    def _tells_mask(self) -> bool:
+        """Returns whether `info` has masks of actions: opens the first episode, which `reset` then shows."""
+        shown, info = self._opening = self._guard(0, self._reset, 0, self._seeds[0])
+        in_shown = isinstance(shown, dict) and ACTION_MASK in shown
+        return isinstance(info, dict) and ACTION_MASK in info and not in_shown
+
+    def _reset(self, index: int, seed: int | None) -> tuple[Any, Any]:
         returned = self._envs[index].reset(seed=seed)
         if type(returned) is not tuple or len(returned) != 2:
             returned = values_of(returned, "reset")
+        return returned
+
+    def _open(self, index: int, seed: int | None = None) -> _Row:
+        if self._opening is not None and index == 0:
+            (observation, info), self._opening = self._opening, None
+        else:
+            observation, info = self._reset(index, seed)
         self._ended[index] = False
-        return returned[0], 0.0, False, False, True
+        return self._seen(index, observation, info), 0.0, False, False, True
+
+    def _seen(self, index: int, observation: Any, info: Any) -> Any:
+        if not self._masked:
+            return observation
+        if not isinstance(info, dict) or ACTION_MASK not in info:
+            raise SeedbedError(
+                f"{self._where(index)}: info has no {ACTION_MASK}, which that of the first reset had; tell "
+                "it in each step"
+            )
+        return with_mask(observation, info[ACTION_MASK])
 
     def _advance(self, index: int, action: Any) -> _Row:
         returned = self._envs[index].step(action)
         if type(returned) is not tuple or len(returned) != 5:
             returned = values_of(returned, "step")
-        observation, reward, terminated, truncated, _ = returned
+        observation, reward, terminated, truncated, info = returned
         if type(reward) is not float:
             reward = reward_of(reward)
         if type(terminated) is not bool or type(truncated) is not bool:
             terminated = flag_of("terminated", terminated)
             truncated = flag_of("truncated", truncated)
         self._ended[index] = terminated or truncated
-        return observation, reward, terminated, truncated, False
+        return self._seen(index, observation, info), reward, terminated, truncated, False
 
     def _where(self, index: int) -> str:
         return f"environment {self._name!r}, index {index}, step {self._steps}"

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from seedbed import trees
 from seedbed.arguments import shown
+from seedbed.spaces import ACTION_MASK
 from seedbed.types import (
     ActionSpec,
     Array,
@@ -129,6 +130,23 @@ def spec_leaves(spec: Tree, path: str = "observation") -> Tree:
         children = [spec_leaves(child, f"{path}[{i}]") for i, child in enumerate(spec)]
         return _like(spec, children)
     return Leaf(path, len(spec.shape), spec, _write_array)
+
+
+def mask_leaf(choices: int) -> Leaf:
+    """Returns the leaf of a mask of actions in `info`: an array, or one for each set of choices."""
+    return Leaf(f"info[{ACTION_MASK!r}]", 1, ArraySpec((choices,), "uint8"), _write_mask)
+
+
+def _write_mask(row: np.ndarray, value: Any) -> str | None:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    try:
+        mask = np.concatenate([np.ravel(np.asarray(part)) for part in parts])
+    except ValueError:
+        mask = np.empty(0, object)
+    if mask.shape != row.shape or mask.dtype.kind not in "biu":
+        return f"is {shown(value)}, expected {row.size} bools or integers, one for each choice"
+    row[:] = mask != 0
+    return None
 
 
 def batched(leaves: Tree, values: Sequence[Any], where: Callable[[int], str]) -> Tree:
