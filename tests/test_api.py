@@ -6,6 +6,8 @@ import collections
 import dataclasses
 import json
 import sys
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import gymnasium
@@ -127,7 +129,7 @@ def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, cap
     summary = seedbed.train(
         "cartpole/ppo",
         run=run,
-        on_metrics=take,
+        callback=take,
         steps=3e4,
         log_every_s=0.1,
         evaluate_every=0,
@@ -141,16 +143,87 @@ def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, cap
     assert told.count("on_metrics failed: ValueError: no") == 1 and "training goes on" in told
 
 
+class Told(seedbed.Callback):
+    """Notes what it is told; asks to end the run, or raises, in one of the methods."""
+
+    def __init__(self, ends: str = "", fails: str = "") -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self._ends, self._fails = ends, fails
+
+    def _note(self, method: str, what: Any) -> bool:
+        self.calls.append((method, what))
+        if method == self._fails:
+            raise ValueError("no")
+        return method == self._ends
+
+    def on_start(self, run):
+        assert run.is_dir()
+        return self._note("on_start", run)
+
+    def on_metrics(self, metrics):
+        return self._note("on_metrics", metrics["env_steps"])
+
+    def on_checkpoint(self, step, folder):
+        assert any(folder.iterdir())
+        return self._note("on_checkpoint", step)
+
+    def on_evaluation(self, step, metrics):
+        assert metrics["episodes"] == 2
+        return self._note("on_evaluation", step)
+
+    def on_end(self, summary):
+        return self._note("on_end", summary)
+
+
+def follow(run: Path, callback: Told) -> dict[str, Any]:
+    return seedbed.train(
+        "cartpole/ppo",
+        run=run,
+        callback=callback,
+        steps=60_000,
+        log_every_s=0.1,
+        checkpoint_every_s=0.2,
+        evaluate_every=10_000,
+        evaluate_episodes=2,
+    )
+
+
+def test_a_callback_is_told_of_everything(tmp_path, capsys):
+    told = Told(fails="on_evaluation")
+    summary = follow(tmp_path / "run", told)
+    methods = [method for method, _ in told.calls]
+    assert methods[0] == "on_start" and methods[-1] == "on_end"
+    assert {"on_metrics", "on_checkpoint", "on_evaluation"} <= set(methods[1:-1])
+    assert told.calls[-1][1] == summary
+    steps = [step for method, step in told.calls if method == "on_checkpoint"]
+    assert steps == sorted(set(steps)) and steps[-1] == summary["env_steps"]
+    assert capsys.readouterr().out.count("on_evaluation failed: ValueError: no") == 1
+
+
+@pytest.mark.quick("on_start")
+@pytest.mark.parametrize("method", ["on_start", "on_metrics", "on_checkpoint", "on_evaluation"])
+def test_each_method_of_a_callback_may_end_the_run(method, tmp_path):
+    told = Told(ends=method)
+    summary = follow(tmp_path / "run", told)
+    assert summary["env_steps"] < 60_000 and not summary["interrupted"]
+    assert told.calls[-1][0] == "on_end"
+    assert saved_reason(tmp_path / "run") == f"{method} asked to end the run"
+
+
+def saved_reason(run: Path) -> str:
+    return json.loads((run / "history.json").read_text())[-1]["reason"]
+
+
 def test_what_the_page_on_metrics_elsewhere_shows(monkeypatch):
     """Its blocks, with stand-ins for training and for the three clients."""
     first = {"env_steps": 10, "episode_return_mean": None, "bottleneck": "learning"}
     last = {"env_steps": 20, "episode_return_mean": 1.5, "bottleneck": "learning"}
     clients = {name: mock.MagicMock() for name in ("wandb", "trackio", "mlflow")}
 
-    def train(name, on_metrics):
+    def train(name, callback):
         assert name == "ant"
         for line in (first, last):
-            on_metrics(line)
+            callback(line)
 
     for name, client in clients.items():
         monkeypatch.setitem(sys.modules, name, client)

@@ -215,12 +215,12 @@ def trained(monkeypatch, tmp_path):
 
     calls = []
 
-    def train(*, env, agent, config, run, view, on_metrics, weights):
+    def train(*, env, agent, config, run, view, callback, weights):
         calls.append(types.SimpleNamespace(env=env, agent=agent, config=config, run=run))
         view.message("training")
         view.update({"env_steps": config.steps, "wall_s": 1.0})
         (run.path / "metrics.jsonl").write_text("{}\n")
-        return {"interrupted": False, "evaluation/episode_return_mean": 18.5}
+        return {"interrupted": False, "run": str(run.path), "evaluation/episode_return_mean": 18.5}
 
     monkeypatch.setattr(central, "train", train)
     monkeypatch.chdir(tmp_path)
@@ -298,7 +298,9 @@ def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
 def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypatch):
     from seedbed.central import train as central
 
-    monkeypatch.setattr(central, "train", lambda **pieces: {"interrupted": True})
+    monkeypatch.setattr(
+        central, "train", lambda **given: {"interrupted": True, "run": str(given["run"].path)}
+    )
     assert cli.main(["train", "cartpole"]) == ExitStatus.STOPPED
     out = capsys.readouterr().out
     assert re.search(

@@ -53,7 +53,7 @@ def train_until(updates: int, config: TrainConfig, run: Path, **options: Any) ->
         if metrics["learner_steps"] >= updates and not sent:
             sent.append(signal.raise_signal(signal.SIGINT))
 
-    return seedbed.train(config, run=run, on_metrics=stop, **options)
+    return seedbed.train(config, run=run, callback=stop, **options)
 
 
 def observation_of(what: str | Task, forms: api.SpaceCodec) -> Any:

@@ -302,7 +302,7 @@ def test_what_looks_best_is_forbidden_on_the_device(name, tmp_path):
     seedbed.train(
         TrainConfig(MaskProbe(), DEVICE[name], runtime),
         run=tmp_path / "run",
-        on_metrics=lambda line: told.append(line.get("episode_return_mean", 0.0)),
+        callback=lambda line: told.append(line.get("episode_return_mean", 0.0)),
     )
     assert min(told) >= 0, "a forbidden choice costs 100"
     result = seedbed.evaluate(tmp_path / "run", episodes=64)
@@ -315,7 +315,7 @@ def test_a_critic_explains_what_the_policy_cannot_see(tmp_path):
     agent = Ppo(gamma=0.0, trace_decay=0.0, unroll=16, batch=64, epochs=4, learning_rate=1e-3)
     config = TrainConfig(env, agent, FusedConfig(steps=60_000, envs=64, log_every_s=0.1))
     last: dict[str, Any] = {}
-    seedbed.train(config, run=tmp_path / "run", on_metrics=last.update)
+    seedbed.train(config, run=tmp_path / "run", callback=last.update)
     assert last["explained_variance"] > 0.8
     result = seedbed.evaluate(tmp_path / "run", episodes=256)
     # The secret adds 3 in each step with either sign; the rest is at most 8, or 16 with the secret.

@@ -35,9 +35,9 @@ def trained(monkeypatch, tmp_path):
     """Replaces training by a fake that records what it was called with, and works in `tmp_path`."""
     calls = []
 
-    def train(*, env, agent, config, run, view, on_metrics, weights):
+    def train(*, env, agent, config, run, view, callback, weights):
         calls.append((agent, config))
-        return {"interrupted": False}
+        return {"interrupted": False, "run": str(run.path)}
 
     monkeypatch.setattr(fused, "train", train)
     monkeypatch.chdir(tmp_path)

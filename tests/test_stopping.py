@@ -103,7 +103,7 @@ def test_a_function_of_the_user_ends_a_run_and_it_can_go_on(tmp_path: Path) -> N
         return True
 
     first = seedbed.train(
-        "cartpole/ppo", run=tmp_path / "run", steps=10**9, log_every_s=0.1, on_metrics=enough
+        "cartpole/ppo", run=tmp_path / "run", steps=10**9, log_every_s=0.1, callback=enough
     )
     assert first["env_steps"] < 10**8 and "evaluation/episode_return_mean" in first
     assert ended(tmp_path / "run") == ("finished", "on_metrics asked to end the run")

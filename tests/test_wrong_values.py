@@ -128,9 +128,9 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "train: run": ("run", lambda v, m: seedbed.train("cartpole", run=v), NO_PATH[1:]),
     "train: resume": ("resume", lambda v, m: seedbed.train("cartpole", resume=v), NO_FLAG),
     "train: trust": ("trust", lambda v, m: seedbed.train("cartpole", trust=v), NO_FLAG),
-    "train: on_metrics": (
-        "on_metrics",
-        lambda v, m: seedbed.train("cartpole", on_metrics=v),
+    "train: callback": (
+        "callback",
+        lambda v, m: seedbed.train("cartpole", callback=v),
         NO_FUNCTION,
     ),
     "train: steps": (

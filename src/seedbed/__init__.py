@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from seedbed.version import __version__
 
 if TYPE_CHECKING:
-    from seedbed.api import Weights, evaluate, export, load, make_gymnasium, report, train
+    from seedbed.api import Callback, Weights, evaluate, export, load, make_gymnasium, report, train
 
 __all__ = [
+    "Callback",
     "Weights",
     "__version__",
     "evaluate",

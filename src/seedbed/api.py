@@ -25,18 +25,19 @@ from seedbed.policy import Policy, evaluate, policy_of, restore
 from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.bucket import kept, name_of, run_path
+from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import require_seed
 from seedbed.run.programs import keep_programs
-from seedbed.run.runtime import OnMetrics
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
 __all__ = [
+    "Callback",
     "Weights",
     "evaluate",
     "export",
@@ -58,7 +59,7 @@ def train(
     resume: bool = False,
     trust: bool = False,
     start: str | Path | Weights | None = None,
-    on_metrics: OnMetrics | None = None,
+    callback: Callback | OnMetrics | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
@@ -75,10 +76,10 @@ def train(
     preset or an environment has the sizes of `config.scaling`. The summary holds the last metrics,
     `interrupted` (bool) and `run` (the folder).
 
-    `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
-    values, by the calling thread, every `log_every_s` seconds and once at the end. If it
-    returns True, the run is saved, evaluated and ended. If it raises an Exception, a message says so and
-    training goes on.
+    `callback` is a `seedbed.Callback`, or a function that is called with each line of metrics as
+    `metrics.jsonl` gets it, a dict of names and plain values, every `log_every_s` seconds and once at the
+    end. If it returns True, the run is saved, evaluated and ended. If it raises an Exception, a message says
+    so and training goes on.
 
     A new run begins with the weights `start`, if given: the folder of another run, whose best checkpoint it
     takes, or of an exported policy, with the same spaces; `seedbed.Weights` has options for it.
@@ -94,11 +95,11 @@ def train(
     require("train: runtime", runtime, str | None)
     request = Request(what, named, runtime, folder, resume, trust, weights, env or {})
     settled = settle(request, lambda config: with_options(config, options, changed))
-    return train_settled(request, settled, on_metrics)
+    return train_settled(request, settled, callback)
 
 
 def train_settled(
-    request: Request, settled: Settled, on_metrics: OnMetrics | None = None
+    request: Request, settled: Settled, callback: Callback | OnMetrics | None = None
 ) -> dict[str, Any]:
     """Trains what was settled for a request, and returns a summary; see `train`."""
     config = settled.config
@@ -116,16 +117,15 @@ def train_settled(
     module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
     screen = make_view(config.runtime.steps, config.name, name_of(path))
     with kept(path, _tell), folder.training(encoded), BackgroundView(screen) as view:
-        summary = module.train(
+        return module.train(
             env=config.env,
             agent=config.agent,
             config=config.runtime,
             run=folder,
             view=view,
-            on_metrics=on_metrics,
+            callback=callback,
             weights=weights,
         )
-    return {**summary, "run": name_of(path)}
 
 
 def _tell(text: str) -> None:

@@ -26,6 +26,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.run import devices
+from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices, dispatch_in_place
@@ -33,7 +34,7 @@ from seedbed.run.folder import RunFolder
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock, EpisodeStatistics
 from seedbed.run.options import GROUPS, CentralConfig
-from seedbed.run.runtime import OnMetrics, View
+from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, learns_from_replay, on_policy
@@ -52,7 +53,7 @@ def train(
     config: CentralConfig,
     run: RunFolder,
     view: View,
-    on_metrics: OnMetrics | None = None,
+    callback: Callback | OnMetrics | None = None,
     weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
@@ -81,7 +82,7 @@ def train(
     others = config.groups - config.actors * GROUPS
     patience_s = config.actor_timeout_s
     with (
-        Session(run, view, on_metrics, weights) as session,
+        Session(run, view, callback, weights) as session,
         local_pool(launcher, actors=config.actors, timeout_s=patience_s, others=others) as pool,
     ):
         if config.actors:

@@ -10,12 +10,13 @@ import numpy as np
 
 from seedbed.fused.carry import Carry, Iteration
 from seedbed.fused.program import Program
+from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
-from seedbed.run.runtime import OnMetrics, Progress, Score, Snapshot, View
+from seedbed.run.runtime import Progress, Score, Snapshot, View
 from seedbed.run.session import Session
 from seedbed.run.update import require_finite
 from seedbed.types import Agent, Environment, SeedbedError
@@ -28,7 +29,7 @@ def train(
     config: FusedConfig,
     run: RunFolder,
     view: View,
-    on_metrics: OnMetrics | None = None,
+    callback: Callback | OnMetrics | None = None,
     weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until every member has made `config.steps` transitions, and returns a summary of the run.
@@ -40,7 +41,7 @@ def train(
     if the user can repair the failure.
     """
     start_jax()
-    with Session(run, view, on_metrics, weights) as session:
+    with Session(run, view, callback, weights) as session:
         program = Program(env, agent, config)
         fused = _restored(program, session)
         if program.euler_steps:

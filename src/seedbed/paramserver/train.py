@@ -20,13 +20,14 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.launching import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
+from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.devices import share_accelerators
 from seedbed.run.folder import RunFolder
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.options import ParamServerConfig
-from seedbed.run.runtime import OnMetrics, View
+from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.streams.credentials import ensure_credentials
@@ -40,7 +41,7 @@ def train(
     config: ParamServerConfig,
     run: RunFolder,
     view: View,
-    on_metrics: OnMetrics | None = None,
+    callback: Callback | OnMetrics | None = None,
     weights: LoadedWeights | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
@@ -56,7 +57,7 @@ def train(
     path = run.path.resolve()
     share_accelerators()
     ensure_credentials(run.listen)
-    with Session(run, view, on_metrics, weights) as session:
+    with Session(run, view, callback, weights) as session:
         spec = _find_spec(env, config, session)
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")

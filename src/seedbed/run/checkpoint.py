@@ -22,6 +22,7 @@ from seedbed.run.checkpoint_helper import (
     LENGTH,
     UNCLAIMED,
     Claim,
+    name_of,
 )
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.streams.supervisor import exit_text, last_line, start_module
@@ -62,6 +63,7 @@ class CheckpointWriter:
         self._helper: _Helper | None = None
         self._error: str | None = None
         self._given_up = False
+        self._written = self._taken = -1  # step of the newest whole checkpoint, and of that told of
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -110,6 +112,18 @@ class CheckpointWriter:
         self._requests.put(_Request(int(step), strict_json.dumps(header).encode(), arrays))
         if failed is not None:
             raise StorageError(failed)
+
+    def take_written(self) -> Path | None:
+        """Returns the folder of the newest whole checkpoint, once, while it is there.
+
+        Call from the owning thread.
+        """
+        step = self._written
+        if step == self._taken:
+            return None
+        self._taken = step
+        folder = self._folder / name_of(step)
+        return folder if folder.is_dir() else None
 
     def wait(self) -> None:
         """Waits until all saves are done; raises StorageError if the newest could not be written.
@@ -165,7 +179,9 @@ class CheckpointWriter:
                     reason = f"{type(error).__name__}: {error}"
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 self._error = None
-                if reason is not None:
+                if reason is None:
+                    self._written = request.step
+                else:
                     self._error = (
                         f"the checkpoint of step {request.step} could not be written to "
                         f"{self._folder}: {reason}; earlier checkpoints are whole. Make room there, "

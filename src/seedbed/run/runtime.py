@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from seedbed.types import LearnerState, SeedbedError, Tree
-
-OnMetrics: TypeAlias = Callable[[dict[str, Any]], Any]
-"""A function that gets each line of metrics as it is written: names and plain values, None for NaN. If it
-returns True, the run is saved, evaluated and ended. The
-thread that called `train` calls it, and reports and checkpoints wait while it works; in the fused runtime,
-training does, too. If it raises an Exception, that is told, but not again until it has taken a line, and
-training goes on."""
 
 
 class View(Protocol):

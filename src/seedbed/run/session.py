@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from seedbed.errors import after
 from seedbed.ops.keys import derived_seed
+from seedbed.run.bucket import name_of
+from seedbed.run.callback import Callback, Listener, OnMetrics
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import METRICS, RunFolder, TakenOver
@@ -27,7 +26,7 @@ from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.restoring import restore
-from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
+from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.stopping import StoppingRules
 from seedbed.run.update import TrainingDiverged, require_finite_state
@@ -37,21 +36,20 @@ from seedbed.types import Agent, LearnerState, SeedbedError, StorageError, Tree
 class Session:
     """The session of one run, as a context manager. For one thread, the one that called `train`.
 
-    While it is open, SIGINT, SIGTERM and SIGHUP ask the run to stop and save, and a second signal raises
-    KeyboardInterrupt; outside the main thread no signal is handled.
+    While it is open, SIGINT, SIGTERM and SIGHUP ask the run to stop and save, a second signal raises
+    KeyboardInterrupt. Outside the main thread no signal is handled.
     """
 
     def __init__(
         self,
         run: RunFolder,
         view: View,
-        on_metrics: OnMetrics | None = None,
+        callback: Callback | OnMetrics | None = None,
         weights: LoadedWeights | None = None,
     ) -> None:
         """Takes the folder of the run, whose locks this process holds. The time of the run begins now."""
-        self.run, self.view, self._on_metrics = run, view, on_metrics
+        self.run, self.view, self._listener = run, view, Listener(callback, view.message)
         self._weights = weights  # what a new run begins with
-        self._listener_failed = False  # whether `on_metrics` refused the last line
         self.start, self._begun = Start(), time.monotonic()
         self._stack = contextlib.ExitStack()
         # What the next snapshot is wanted for: "save", "evaluate".
@@ -60,7 +58,6 @@ class Session:
         self._evaluating: Snapshot | None = None  # the snapshot that is being evaluated
         self._newest: Snapshot | None = None  # that of the newest checkpoint, without its arrays
         self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
-        self._reason = ""  # why the run ends before its steps, if no signal ends it
 
     def __enter__(self) -> Session:
         self.interruption = self._stack.enter_context(stopping_signals(self.view.message))
@@ -129,7 +126,7 @@ class Session:
         self._runtime, self._options = runtime, runtime.options
         log = MetricsLog(self.run.path, self.start.env_steps, self.view.message)
         self._stack.callback(log.close)
-        self._log = log
+        self._log, self._reason = log, ""  # why the run ends before its steps, if no signal ends it
         self._writer = self._stack.enter_context(
             CheckpointWriter(
                 self.run.checkpoints,
@@ -141,6 +138,7 @@ class Session:
         failure: BaseException | None = None
         runtime.start()
         self._rules = StoppingRules(runtime)
+        self._tell("on_start", self.run.path)
         self._log_line, self._view_line = Interval(runtime), Interval(runtime)
         try:
             self._loop()
@@ -192,6 +190,7 @@ class Session:
                     self._want("evaluate")
             self._serve_snapshot()
             self._collect_evaluation()
+            self._tell_checkpoint()
             # Waiting for machines and actors is no training.
             trained_s = self.start.wall_s + time.monotonic() - trained_from
             if reason := self._rules.reason(trained_s):
@@ -201,8 +200,7 @@ class Session:
 
     def _finish(self) -> dict[str, Any]:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
-        # The line of a run that is stopped comes before its checkpoint, so that the wall time of the resumed
-        # run's lines goes on behind it.
+        # The line of a stopped run comes before its checkpoint: wall time goes on behind it.
         self.run.require_claim()
         metrics = self._line(self._log_line) if self.interrupted() else {}
         # An evaluation that is still under way does not take the place of the last one.
@@ -221,23 +219,24 @@ class Session:
         self._writer.wait()
         if failure is not None:
             raise failure
-        return metrics | {"interrupted": self.interrupted()}
+        self._tell_checkpoint()
+        summary = metrics | {"interrupted": self.interrupted(), "run": name_of(self.run.path)}
+        self._tell("on_end", summary)
+        return summary
 
     def _record(self, metrics: dict[str, Any]) -> None:
-        """Writes a line of metrics to the log, and gives it to the user's function."""
-        line = self._log.write(metrics)
-        if self._on_metrics is None:
-            return
-        failed, self._listener_failed = self._listener_failed, False
-        try:
-            answer = self._on_metrics(line)
-            if isinstance(answer, bool | np.bool_) and answer:
-                self._rules.ask("on_metrics")
-        except Exception as error:
-            self._listener_failed = True
-            if not failed:
-                text = "".join(traceback.format_exception_only(error)).strip()
-                self.view.message(f"on_metrics failed: {text}; training goes on")
+        """Writes a line of metrics to the log, and tells the callback."""
+        self._tell("on_metrics", self._log.write(metrics))
+
+    def _tell(self, method: str, *args: Any) -> None:
+        """Calls a method of the user's callback, which may end the run."""
+        if self._listener.tell(method, *args):
+            self._rules.ask(method)
+
+    def _tell_checkpoint(self) -> None:
+        """Tells the callback of the newest checkpoint, once it is whole."""
+        if (folder := self._writer.take_written()) is not None:
+            self._tell("on_checkpoint", int(folder.name), folder)
 
     def _wall_s(self) -> float:
         return self.start.wall_s + time.monotonic() - self._begun
@@ -373,7 +372,6 @@ class Session:
         # The arrays are written already, so this adds the score only. No score is added if learning has gone
         # on at the same step: the newer checkpoint has other arrays under that name.
         if snapshot.metadata is newest.metadata:
-            # A run that resumes from this checkpoint has also spent the time of this evaluation.
             start = snapshot.metadata["start"] | {"wall_s": self._wall_s()}
             self._write(snapshot._replace(metadata=snapshot.metadata | {"start": start}), score)
         elif snapshot.step < newest.step:
@@ -385,16 +383,16 @@ class Session:
         assert evaluation is not None and snapshot is not None, "an evaluation has begun"
         # The snapshot's arrays are not kept longer than they are needed.
         self._evaluation, self._evaluating = None, None
+        at = f"at {snapshot.step:,} steps"
         if evaluation.failure is not None:
             # The figures of an earlier evaluation would look like those of this one.
             self._evaluated = {}
-            self.view.message(
-                f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
-            )
+            self.view.message(f"the evaluation {at} failed: {evaluation.failure}")
         score = evaluation.score
         self._rules.take_score(snapshot.step, score)
         if score is not None:
-            at = {"evaluation/env_steps": snapshot.step}
-            self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()} | at
-            self.view.message(f"evaluation at {snapshot.step:,} steps: return {score.text}")
+            self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()}
+            self._evaluated["evaluation/env_steps"] = snapshot.step
+            self.view.message(f"evaluation {at}: return {score.text}")
+            self._tell("on_evaluation", snapshot.step, dict(score.metrics))
         return score
