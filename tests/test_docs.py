@@ -27,6 +27,7 @@ from seedbed.config import flags, resolve, settle
 from seedbed.exporting import extra
 from seedbed.launch import joining, key
 from seedbed.run import bucket
+from seedbed.tuning import command as tune_command
 from seedbed.types import SeedbedError
 from seedbed.viewer import evaluate, report
 
@@ -188,6 +189,10 @@ def parsed(words: tuple[str, ...]) -> None:
         parser = cli._Parser(prog=name)
         DECLARING[name].declare(parser)
         parser.parse_args(arguments)
+    elif name == "tune":
+        parser = cli._Parser(prog=name)
+        tune_command.declare(parser)
+        parsed(("seedbed", "train", *parser.parse_known_args(arguments)[1]))
     elif name == "bench":
         assert not arguments or (ROOT / "benchmarks" / f"{arguments[0]}.py").exists(), words
     elif name == "config":

@@ -48,7 +48,7 @@ FLOORS = (
     {"policy"},
     {"viewer", "exporting", "starting", "testing", "launch"},
     {"api"},
-    {"cli"},
+    {"tuning", "cli"},
     {"__init__", "__main__"},
 )
 # Siblings on a floor that may import each other.
@@ -71,6 +71,7 @@ LISTED = {
     ("actors", "envs"),
     ("paramserver", "central"),
     ("starting", "exporting"),
+    ("cli", "tuning"),
 }
 # The floors inside simd: the stages of the compiler, and on top what JAX sees. Siblings are blind here, too.
 STAGES = (

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 from seedbed.version import __version__
 
 if TYPE_CHECKING:
-    from seedbed.api import Callback, Weights, evaluate, export, load, make_gymnasium, report, train
+    from seedbed.api import (
+        Callback,
+        Weights,
+        evaluate,
+        export,
+        load,
+        make_gymnasium,
+        make_sb3,
+        report,
+        train,
+    )
 
 __all__ = [
     "Callback",
@@ -17,6 +27,7 @@ __all__ = [
     "export",
     "load",
     "make_gymnasium",
+    "make_sb3",
     "report",
     "train",
 ]

@@ -43,6 +43,7 @@ __all__ = [
     "export",
     "load",
     "make_gymnasium",
+    "make_sb3",
     "report",
     "train",
     "train_settled",
@@ -146,18 +147,40 @@ def make_gymnasium(
     """
     from seedbed.envs.device.gymnasium_api import make_gymnasium as make
 
+    env = _task("gymnasium.make", name, options)
+    if seed is not None:
+        require_seed(seed)
+    return make(env, num_envs, seed)
+
+
+@checked
+def make_sb3(name: str, num_envs: int, seed: int | None = None, **options: Any) -> Any:
+    """Makes a vector environment of Stable-Baselines3 and SBX from an on-device one.
+
+    `name`, `options` and `seed` are as in `make_gymnasium`. Observations are `[num_envs, ...]`, and an ended
+    environment resets itself in the same step, whose dict has `terminal_observation`. Raises SeedbedError for
+    host environments, for unknown options, and if Stable-Baselines3 is not installed.
+    """
+    from seedbed.envs.device.sb3 import make_sb3 as make
+
+    env = _task("Stable-Baselines3's make_vec_env", name, options)
+    if seed is not None:
+        require_seed(seed)
+    return make(env, num_envs, seed)
+
+
+def _task(instead: str, name: str, options: dict[str, Any]) -> Environment:
+    """Makes an on-device environment; raises SeedbedError if it is none, or for an unknown option."""
     env = resolve_env(name)
     if not is_on_device(env):
         raise SeedbedError(
-            f"{name!r} is an environment of the host: make it with gymnasium.make; on the device are "
+            f"{name!r} is an environment of the host: make it with {instead}; on the device are "
             f"{', '.join(sorted(ON_DEVICE))}"
         )
     require_options(name, options, [field.name for field in dataclasses.fields(env)])  # type: ignore[arg-type]
     env = dataclasses.replace(env, **options)  # type: ignore[type-var]
     require_fields(env)
-    if seed is not None:
-        require_seed(seed)
-    return make(env, num_envs, seed)
+    return env
 
 
 @checked

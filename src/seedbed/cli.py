@@ -47,6 +47,8 @@ commands:
                   write one page with curves, settings and episodes of runs
   export RUN -o DIR [--newest] [--json]
                   write the best policy of a run as ONNX, without anything executable
+  tune NAME --space FILE [--trials N] [--jobs J] [--study DIR] ...
+                  search options; trials are runs, and those that fall behind are given up
   check MODEL.xml  tell what a robot's model has, or why it cannot be simulated
   list [--json]   list presets, agents and environments
   list --runs [DIR] [--json]
@@ -97,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "report": _report,
         "export": _export,
         "check": _check,
+        "tune": _tune,
         "list": _list,
         "bench": _bench,
     }
@@ -268,6 +271,19 @@ def _export(arguments: list[str]) -> int:
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
     return ExitStatus.FINISHED
+
+
+def _tune(arguments: list[str]) -> int:
+    from seedbed.tuning import command
+
+    parser = _Parser(
+        prog="seedbed tune",
+        usage="seedbed tune NAME --space FILE [OPTIONS] [OPTIONS of seedbed train]",
+        description=command.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return command.serve(arguments, parser, _print)
 
 
 def _check(arguments: list[str]) -> int:

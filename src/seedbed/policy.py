@@ -135,6 +135,20 @@ class Policy:
         seen = self._forms.encode(observation)
         return self._forms.decode(self._policy.act(seen, first, reward, greedy))
 
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Array | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Chooses actions as the models of Stable-Baselines3 do; returns them and `state` as it came.
+
+        `episode_start` is `first` of `act`, and `deterministic` its `greedy`. The policy keeps a memory by
+        itself; an agent that has one gets the reward 0 here, as it is not told.
+        """
+        return self.act(observation, episode_start, greedy=deterministic), state
+
 
 def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     """Returns the policy of a restored run; `seed` is that of the actions that it draws."""

@@ -1,7 +1,7 @@
 """Normal draws for exploration: independent, or pink, which is alike from step to step and goes somewhere.
 
-Sources: Eberhard et al. (2023), "Pink Noise Is All You Need"; the generator is that of Voss, a sum of
-normals of which the k-th is drawn anew every 2**k steps.
+Sources: Eberhard et al. (2023), "Pink Noise Is All You Need: Colored Noise Exploration in Deep Reinforcement
+Learning". The generator is that of Voss, a sum of normals of which the k-th is drawn anew every 2**k steps.
 """
 
 from __future__ import annotations

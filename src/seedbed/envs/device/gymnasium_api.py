@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -53,7 +54,7 @@ def make_gymnasium(
     return _BatchedEnv(env, num_envs, seed)
 
 
-class _Batch:
+class Batch:
     """A batch of environments: their state, and the compiled functions that reset and step them."""
 
     def __init__(self, env: Environment, size: int) -> None:
@@ -77,6 +78,10 @@ class _Batch:
             raise SeedbedError("step was called before reset; call reset first")
         return self._arrived(self._step(self._state, action))
 
+    def amended(self, change: Callable[[EnvState, Callable[..., EnvState]], EnvState]) -> EnvState:
+        """Puts `change(state, step)` in the place of the state; returns copies as `reset` does."""
+        return self._arrived(change(self._state, self._step))  # type: ignore[arg-type]
+
     def _arrived(self, state: EnvState) -> EnvState:
         self._state = state
         shown = jax.tree.map(np.array, (state.timestep, state.metrics))
@@ -89,10 +94,10 @@ class _SingleEnv(gymnasium.Env):
     metadata = {"render_modes": []}  # noqa: RUF012 Gymnasium's own declaration
 
     def __init__(self, env: Environment, seed: int | None) -> None:
-        self._batch = _Batch(wrappers.limited(env), 1)
+        self._batch = Batch(wrappers.limited(env), 1)
         self._seed, self._ended = seed, True
-        self.observation_space = _space(env.spec.observation)
-        self.action_space = _action_space(env.spec.action)
+        self.observation_space = space_of(env.spec.observation)
+        self.action_space = action_space_of(env.spec.action)
         self.spec = Registration(
             f"seedbed/{type(env).__name__.strip('_')}-v0",
             lambda **_: _SingleEnv(env, seed),
@@ -114,7 +119,7 @@ class _SingleEnv(gymnasium.Env):
         """Takes an action; raises SeedbedError if the action does not fit or no episode is open."""
         if self._ended:
             raise SeedbedError("step was called before reset; call reset to open an episode")
-        given = _checked(action, self._batch.env.spec.action, ())
+        given = checked_action(action, self._batch.env.spec.action, ())
         arrived = self._batch.step(given[None])
         now = arrived.timestep
         terminated, truncated = bool(now.terminated[0]), bool(now.truncated[0])
@@ -133,10 +138,10 @@ class _BatchedEnv(VectorEnv):
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, env: Environment, num_envs: int, seed: int | None) -> None:
-        self._batch = _Batch(wrappers.training(env), num_envs)
+        self._batch = Batch(wrappers.training(env), num_envs)
         self._seed, self.num_envs = seed, num_envs
-        self.single_observation_space = _space(env.spec.observation)
-        self.single_action_space = _action_space(env.spec.action)
+        self.single_observation_space = space_of(env.spec.observation)
+        self.single_action_space = action_space_of(env.spec.action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -155,7 +160,7 @@ class _BatchedEnv(VectorEnv):
 
         Raises SeedbedError before a reset, or if the actions do not fit.
         """
-        given = _checked(actions, self._batch.env.spec.action, (self.num_envs,))
+        given = checked_action(actions, self._batch.env.spec.action, (self.num_envs,))
         arrived = self._batch.step(given)
         now = arrived.timestep
         return now.observation, now.reward, now.terminated, now.truncated, self._info(arrived)
@@ -174,7 +179,7 @@ def _no_options(options: dict[str, Any] | None) -> None:
         )
 
 
-def _space(spec: Tree) -> spaces.Space:
+def space_of(spec: Tree) -> spaces.Space:
     """Returns the space for a tree of `ArraySpec`.
 
     Bounds of floats are the largest float32 and its negative, because observations are always finite.
@@ -188,11 +193,12 @@ def _space(spec: Tree) -> spaces.Space:
         limits = np.iinfo(dtype)
         return spaces.Box(limits.min, limits.max, spec.shape, dtype.type)
     if isinstance(spec, dict):
-        return spaces.Dict({name: _space(child) for name, child in spec.items()})
-    return spaces.Tuple([_space(child) for child in spec])
+        return spaces.Dict({name: space_of(child) for name, child in spec.items()})
+    return spaces.Tuple([space_of(child) for child in spec])
 
 
-def _action_space(action: ActionSpec) -> spaces.Space:
+def action_space_of(action: ActionSpec) -> spaces.Space:
+    """Returns the space of the actions of a spec."""
     if isinstance(action, Discrete):
         return spaces.Discrete(action.n)
     if isinstance(action, Box):
@@ -201,7 +207,7 @@ def _action_space(action: ActionSpec) -> spaces.Space:
     return spaces.MultiDiscrete(np.array(action.nvec))
 
 
-def _checked(given: Any, action: ActionSpec, batch: tuple[int, ...]) -> np.ndarray:
+def checked_action(given: Any, action: ActionSpec, batch: tuple[int, ...]) -> np.ndarray:
     """Returns actions in the spec's form, with leading axes `batch`; raises SeedbedError if they do not fit.
 
     Choices must be in range and real numbers finite; the bounds of a Box are not checked.

@@ -1,0 +1,1 @@
+"""Search of hyperparameters: trials are runs of `seedbed train`, in processes of their own."""

@@ -1,0 +1,258 @@
+"""`seedbed tune`: trains trials side by side, gives up those that fall behind, and tells what was best."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from seedbed.config import flags
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.settle import settle
+from seedbed.exit_status import ExitStatus
+from seedbed.machine import usable_cores
+from seedbed.printable import printable
+from seedbed.run.lines import read_last_line
+from seedbed.run.signals import stopping_signals
+from seedbed.streams.supervisor import exit_text, last_line, start_module
+from seedbed.tuning.page import write_page
+from seedbed.tuning.space import read_space, require_space
+from seedbed.tuning.study import ENDED, Study, Trial, optuna
+from seedbed.types import UsageError
+
+DESCRIPTION = """\
+Searches the options of a preset or an environment. Every trial is a run of `seedbed train` with the options
+that follow NAME; FILE is a JSON object of what varies:
+
+  {"agent.learning_rate": {"low": 1e-5, "high": 1e-2, "log": true}, "agent.activation": ["tanh", "relu"]}
+
+A trial's score is the mean return of its last evaluation. Trials that fall behind the others' median at an
+evaluation are given up. A search that was stopped or killed goes on with the same command; the same command
+on another machine that shares the folder helps."""
+_EVALUATIONS = 8
+"""Evaluations of a trial, if nothing else is asked for."""
+_AGAIN_S = 2.0
+"""Seconds until a run is tried again that the process of a killed search still has."""
+_SCORE, _SCORED = "evaluation/episode_return_mean", "evaluation/env_steps"
+Tell = Callable[[str], None]
+
+
+class Options(NamedTuple):
+    """What a search is to do."""
+
+    space: Path
+    trials: int
+    jobs: int
+    study: Path
+    config: TrainConfig  # what the first trial trains
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `seedbed tune`; those of `seedbed train` come besides."""
+    parser.add_argument("--space", metavar="FILE", type=Path, required=True, help="what varies")
+    parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials (default: 50)")
+    jobs = "trials at a time, each with its share of the cores (default: one for each core)"
+    parser.add_argument("--jobs", metavar="J", type=int, default=0, help=jobs)
+    study = "the search's folder (default: runs/tune-NAME)"
+    parser.add_argument("--study", metavar="DIR", type=Path, help=study)
+
+
+def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
+    """Returns what a search is to do; raises SeedbedError for what cannot be."""
+    for name, value in (("--trials", own.trials), ("--jobs", own.jobs or 1)):
+        if value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
+    given = flags.split_train_arguments(rest)
+    request = given.request
+    if request.what is None and request.file is None:
+        raise UsageError("name what to tune first: seedbed tune cartpole/ppo --space FILE")
+    if request.run is not None or request.resume or given.cluster is not None:
+        raise UsageError("trials have runs of their own: leave out --run, --resume and --cluster")
+    optuna()
+    jobs = own.jobs or max(1, int(usable_cores()))
+    # Sizes that follow from the machine are those of a trial's cores; and several share a GPU.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with on_cores(shares(jobs)[0]):
+        config = settle(request, lambda found: flags.override(found, given.rest, False)).config
+    if not config.runtime.evaluate_every:
+        every = max(1, config.runtime.steps // _EVALUATIONS)
+        runtime = dataclasses.replace(config.runtime, evaluate_every=every)
+        config = dataclasses.replace(config, runtime=runtime)
+    name = config.name.replace("/", "-").replace(":", "-") or "study"
+    study = own.study or Path("runs") / f"tune-{name}"
+    return Options(own.space, own.trials, jobs, study, config)
+
+
+def shares(jobs: int) -> list[set[int]]:
+    """Divides the cores of this process among so many trials, evenly; several may have the same core."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [set()] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    if jobs >= len(cores):
+        return [{cores[job % len(cores)]} for job in range(jobs)]
+    return [set(cores[job::jobs]) for job in range(jobs)]
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Lets this thread, and the processes that it starts meanwhile, run on these cores only."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class _Job:
+    """A trial and its process."""
+
+    def __init__(self, trial: Trial, cores: set[int]) -> None:
+        self.trial, self._cores = trial, cores
+        self.log = trial.run.with_suffix(".log")
+        self.pruned, self.step, self.score, self._asked = False, -1, math.nan, False
+        self.begun = self._tried = time.monotonic()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        what = ["--resume"] if self.trial.begun else ["--config", str(self.trial.file)]
+        with on_cores(self._cores), self.log.open("ab") as log:
+            return start_module(
+                "seedbed.tuning.trial",
+                ["train", *what, "--run", str(self.trial.run)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def look(self) -> bool:
+        """Reads the newest evaluation; returns whether there is a new one."""
+        line = read_last_line(self.trial.run / "metrics.jsonl")
+        score, step = line.get(_SCORE), line.get(_SCORED, -1)
+        if not isinstance(score, int | float) or step <= self.step:
+            return False
+        self.step, self.score = int(step), float(score)
+        return True
+
+    def ended(self) -> bool:
+        """Returns whether the trial is over; a run that another process still has is tried again."""
+        status = self.process.poll()
+        if status != ExitStatus.TRY_AGAIN:
+            return status is not None
+        if time.monotonic() - self._tried > _AGAIN_S:
+            self._tried = time.monotonic()
+            self.process = self._start()
+        return False
+
+    def stop(self) -> None:
+        """Asks the run, once, to save and end: a second signal would end it at once."""
+        if not self._asked:
+            self.process.send_signal(signal.SIGTERM)
+        self._asked = True
+
+
+def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
+    """Searches until all trials have ended or a signal comes; returns the status and the last message.
+
+    Raises SeedbedError if the space does not fit, or if the first trials all fail.
+    """
+    space = read_space(options.space)
+    require_space(options.config, space)
+    study = Study(options.study, options.config, space)
+    page = options.study / "index.html"
+    free, jobs = shares(options.jobs), dict[int, _Job]()
+    with stopping_signals(tell) as interruption:
+        try:
+            while True:
+                stopping, over = interruption.requested(), False
+                for place, cores in enumerate(free):
+                    if place in jobs or stopping:
+                        continue
+                    trial = study.next(options.trials)
+                    if over := trial is None:
+                        break
+                    jobs[place] = _Job(trial, cores)
+                for place, job in list(jobs.items()):
+                    _look(study, job)
+                    if job.ended():
+                        del jobs[place]
+                        if _end(study, job, stopping):
+                            tell(_line(study, job, options.trials))
+                            write_page(study, page)
+                    elif stopping:
+                        job.stop()
+                if not jobs and (stopping or over):
+                    break
+                time.sleep(0.2)
+        finally:
+            for job in jobs.values():
+                job.process.kill()
+                job.process.wait()
+    if interruption.come():
+        return ExitStatus.STOPPED, "stopped and saved; go on with the same command"
+    return ExitStatus.FINISHED, _best(study, page)
+
+
+def _look(study: Study, job: _Job) -> None:
+    if job.look() and study.report(job.trial, job.step, job.score) and not job.pruned:
+        job.pruned = True
+        job.stop()
+
+
+def _end(study: Study, job: _Job, stopping: bool) -> bool:
+    """Notes how a trial has ended; returns False if it is to go on later."""
+    status = job.process.returncode
+    _look(study, job)
+    if job.pruned:
+        study.end(job.trial, "PRUNED")
+    elif status == ExitStatus.FINISHED and math.isfinite(job.score):
+        study.end(job.trial, "COMPLETE", job.score)
+    elif stopping and status in (ExitStatus.STOPPED, ExitStatus.GIVEN_UP):
+        job.trial.release()
+        return False
+    else:
+        said = last_line(job.log.read_text(errors="replace")) or exit_text(status)
+        study.end(job.trial, "FAIL", reason=said)
+    return True
+
+
+def _line(study: Study, job: _Job, most: int) -> str:
+    """Returns a line about a trial that has ended."""
+    record = study.trials()[job.trial.number]
+    state = record.state.name
+    what = record.user_attrs.get("reason", "") if state == "FAIL" else f"return {job.score:.2f}"
+    what += " (given up)" if state == "PRUNED" else ""
+    best = study.best()
+    so_far = f" | best {best.value:.2f} (trial {best.number})" if best else ""
+    seconds = time.monotonic() - job.begun
+    done = f"{len(study.trials(*ENDED))} of {most}"
+    return f"trial {job.trial.number} ({done}): {printable(what)}, {seconds:.0f} s{so_far}"
+
+
+def _best(study: Study, page: Path) -> str:
+    best = study.best()
+    if best is None:
+        return f"no trial has ended with a return; see {printable(page)}"
+    command = flags.command(study.config_of(best))
+    return f"best: {best.value:.2f} in trial {best.number}; all in {printable(page)}\n{command}"
+
+
+def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell) -> int:
+    """Runs the command; returns its exit status."""
+    declare(parser)
+    own, rest = parser.parse_known_args(arguments)
+    status, text = tune(options_of(own, rest), tell)
+    tell(text)
+    return status

@@ -1,0 +1,199 @@
+"""A search: its space, its trials, and what is left of them when it is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from documented import ROOT, blocks
+from seedbed import cli
+from seedbed.config.resolve import train_config
+from seedbed.run.history import read_history
+from seedbed.tuning import command
+from seedbed.tuning.page import write_page
+from seedbed.tuning.space import (
+    Choice,
+    Range,
+    Space,
+    applied,
+    read_space,
+    require_space,
+    start_of,
+)
+from seedbed.tuning.study import Study
+from seedbed.types import SeedbedError
+from waiting import wait_for
+
+CONFIG = train_config("cartpole/ppo")
+SPACE: Space = {
+    "agent.learning_rate": Range(1e-4, 1e-1, True),
+    "agent.epochs": Range(1, 8),
+    "agent.hidden_sizes": Choice(([32, 32], [64, 64])),
+    "envs": Choice((8, 16)),
+}
+
+
+def written(path: Path, data: object) -> Path:
+    file = path / "space.json"
+    file.write_text(data if isinstance(data, str) else json.dumps(data))
+    return file
+
+
+def test_a_space_is_read_and_put_into_a_configuration(tmp_path):
+    given = {
+        "agent.learning-rate": {"low": 1e-4, "high": 1e-1, "log": True},
+        "agent.epochs": {"low": 1, "high": 8},
+        "agent.hidden_sizes": [[32, 32], [64, 64]],
+        "envs": [8, 16],
+    }
+    space = read_space(written(tmp_path, given))
+    assert space == SPACE
+    require_space(CONFIG, space)
+    point = {"agent.learning_rate": 0.01, "agent.hidden_sizes": [32, 32], "envs": 8}
+    found = applied(CONFIG, point)
+    assert found.agent == dataclasses.replace(
+        CONFIG.agent, learning_rate=0.01, hidden_sizes=(32, 32)
+    )  # type: ignore[type-var]
+    assert found.runtime.envs == 8  # type: ignore[attr-defined]
+    start = start_of(CONFIG, {"agent.learning_rate": SPACE["agent.learning_rate"]})
+    assert start == {"agent.learning_rate": CONFIG.agent.learning_rate}  # type: ignore[attr-defined]
+    assert start_of(CONFIG, {"agent.learning_rate": Range(0.5, 0.6)}) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ("{", "space.json is not JSON"),
+        ({}, "names no options"),
+        ({"agent.clip": 0.2}, r"agent.clip is 0.2: give \{"),
+        ({"agent.clip": [0.2]}, r"agent.clip is \[0.2\]: give"),
+        ({"agent.clip": {"low": 1, "high": 1}}, "from 1 to 1 is no range of numbers"),
+        ({"agent.clip": {"low": 0, "high": 1, "log": True}}, "a low bound above 0"),
+        ({"agent.clip": {"low": 0, "high": 1, "lgo": True}}, "a range has no option 'lgo'"),
+        ({"agent.learning_rat": [1, 2]}, "learning_rat.*did you mean learning_rate"),
+        ({"env.gravity": [1, 2]}, "gravity"),
+        ({"agent.clip": {"low": -2, "high": -1}}, "agent.clip=-2 of the space: Ppo.clip is -2"),
+        ({"steps": [0, -1]}, "steps"),
+    ],
+)
+def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint):
+    with pytest.raises(SeedbedError, match=complaint) as error:
+        require_space(CONFIG, read_space(written(tmp_path, data)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["cartpole/ppo"], "--space"),
+        (["--space", "F"], "name what to tune first"),
+        (["cartpole/ppo", "--space", "F", "--trials", "0"], "--trials is 0"),
+        (["cartpole/ppo", "--space", "F", "--run", "r"], "leave out --run"),
+        (["cartpole/ppo", "--space", "F", "--agent.clop", "1"], "clop"),
+        (["cartpole/ppo", "--space", "no.json"], "no.json cannot be read"),
+    ],
+)
+def test_wrong_words_get_one_line(words, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["tune", *words]) in (1, 2)
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_trials_go_on_in_another_search_and_scores_decide(tmp_path):
+    study = Study(tmp_path, CONFIG, SPACE)
+    first, second = study.next(4), study.next(4)
+    assert first is not None and second is not None
+    assert json.loads(first.file.read_text())["agent"]["learning_rate"] == pytest.approx(
+        3e-4, rel=20
+    )
+    other = Study(tmp_path, CONFIG, SPACE)
+    third = other.next(4)
+    assert third is not None and {first.number, second.number, third.number} == {0, 1, 2}
+    # As when its process is killed: the lock is all that ends.
+    second.release()
+    adopted = other.next(4)
+    assert adopted is not None and adopted.number == second.number and adopted.run == second.run
+    assert not study.report(first, 100, 7.0)
+    study.end(first, "COMPLETE", 9.0)
+    other.end(adopted, "FAIL", reason="Ppo.batch is <odd>")
+    other.end(third, "COMPLETE", 11.0)
+    last = study.next(4)
+    assert last is not None and study.next(4) is None
+    study.report(last, 100, 1.0)
+    study.end(last, "PRUNED")
+    best = study.best()
+    assert best is not None and best.number == third.number
+    assert study.values_of(best).keys() == SPACE.keys()
+    write_page(study, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert "seedbed train cartpole/ppo" in page and "&lt;odd&gt;" in page and "given up" in page
+    assert page.count("<circle") == 3 * len(SPACE)
+    with pytest.raises(SeedbedError, match="has a search of another space: give"):
+        Study(tmp_path, CONFIG, {"envs": SPACE["envs"]})
+
+
+def test_trials_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {1, 2, 5, 7})
+    assert command.shares(2) == [{1, 5}, {2, 7}]
+    assert command.shares(5) == [{1}, {2}, {5}, {7}, {1}]
+
+
+WORDS = ["tune", "cartpole/ppo", "--steps", "60000", "--evaluate-episodes", "4", "--jobs", "1"]
+
+
+def search(folder: Path, *words: str) -> subprocess.Popen[str]:
+    file = written(folder, {"agent.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}})
+    return subprocess.Popen(
+        [sys.executable, "-m", "seedbed", *WORDS, "--space", str(file), "--study", "study", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_a_search_that_is_stopped_goes_on_with_the_same_command(tmp_path, sent):
+    run = tmp_path / "study" / "trials" / "0000"
+    killed = search(tmp_path, "--trials", "2")
+    wait_for((run / "metrics.jsonl").exists, killed)
+    killed.send_signal(sent)
+    said, _ = killed.communicate(timeout=30)
+    if sent == signal.SIGTERM:
+        assert killed.returncode == 143 and "go on with the same command" in said
+    # The trial's process sees that its search is gone: it saves and ends.
+    wait_for(lambda: "outcome" in read_history(run)[-1], seconds=30)
+    said, _ = (again := search(tmp_path, "--trials", "2")).communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert "(2 of 2)" in said and "best: " in said and "seedbed train cartpole/ppo" in said
+    assert [stint["outcome"] for stint in read_history(run)] == ["interrupted", "finished"]
+    assert (tmp_path / "study" / "index.html").is_file()
+
+
+@pytest.mark.slow
+def test_trials_that_all_fail_end_the_search(tmp_path, capsys):
+    # Each is fine for the preset's batch, and not for each other's.
+    data = {"agent.minibatches": [16, 32], "agent.batch": [8, 24]}
+    words = [*WORDS, "--trials", "9", "--space", str(written(tmp_path, data))]
+    assert cli.main([*words, "--study", str(tmp_path / "study")]) == 1
+    assert "the first three trials failed, the last with: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    shown = {block.language: block.code for block in blocks(ROOT / "docs" / "tune.md")}
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, shown["json"])
+    assert cli.main(shown["sh"].split()[1:]) == 0
+    said = capsys.readouterr().out
+    assert "(3 of 3)" in said and "runs/tune-cartpole-ppo/index.html" in said
