@@ -68,6 +68,17 @@ def test_round_trip_is_exact(tmp_path):
     assert (restored["host"] == 1.0).all()
 
 
+def test_a_whole_checkpoint_is_told_of_once_and_a_score_of_an_older_one_is_none(tmp_path):
+    with CheckpointWriter(tmp_path) as writer:
+        assert writer.take_written() is None
+        told = []
+        for step, score in ((100, None), (200, None), (100, 3.0), (200, 2.0)):
+            writer.save(step, tree(), {}, score)
+            writer.wait()
+            told.append(writer.take_written())
+    assert [path and int(path.name) for path in told] == [100, 200, None, None]
+
+
 def test_abstract_template(tmp_path):
     write(tmp_path, 1, 3.0)
     template = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}

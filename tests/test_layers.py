@@ -46,7 +46,7 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"config"},
     {"policy"},
-    {"viewer", "exporting", "starting", "testing", "launch"},
+    {"viewer", "exporting", "starting", "cloning", "testing", "launch"},
     {"api"},
     {"tuning", "cli"},
     {"__init__", "__main__"},

@@ -28,6 +28,7 @@ from seedbed.ops.masks import masked, random_allowed
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.stacking import FrameTrajectory, stack_trajectory, stacked_spec
 from seedbed.spaces import ACTION_MASK, PRIVILEGED, policy_spec
+from seedbed.testing.checks import check_task
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -243,6 +244,48 @@ def test_masks_of_info_come_with_the_observation(sets):
         action = mask.reshape(3, -1, 3).argmax(-1).astype(np.int32)
         timestep = host.step(action if sets else action[:, 0])
     assert [env.resets for env in made] == [5, 5, 5]
+
+
+def test_a_policy_may_get_observations_without_their_mask():
+    host = GymHost(Masked, "masked", 1, 0)
+    one, two = host.encode(np.ones(2, np.float32)), host.encode(np.ones((5, 2), np.float32))
+    np.testing.assert_array_equal(one[ACTION_MASK], np.ones(3))
+    assert one["observation"].shape == (2,) and two[ACTION_MASK].shape == (5, 3)
+    given = {"observation": np.ones(2, np.float32), ACTION_MASK: np.array([0, 1, 1])}
+    np.testing.assert_array_equal(host.encode(given)[ACTION_MASK], [0, 1, 1])
+
+
+def test_the_end_of_an_episode_needs_no_mask_and_a_late_one_is_refused():
+    class AtTheEnd(Masked):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self.observation_space.sample(), 1.0, True, False, {}
+
+    host = GymHost(AtTheEnd, "masked", 1, 0)
+    host.reset()
+    np.testing.assert_array_equal(
+        host.step(np.zeros(1, np.int32)).observation[ACTION_MASK], [[1, 1, 1]]
+    )
+
+    class Late(Masked):
+        def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+            return super().reset(**given)[0], {"action_mask": None}
+
+    host = GymHost(Late, "late", 1, 0)
+    action = host.reset() and host._envs[0]._masks[0][None].argmax(-1)  # type: ignore[attr-defined]
+    with pytest.raises(SeedbedError, match="which that of the first reset had not"):
+        host.step(action.astype(np.int32))
+
+
+def test_checks_of_tasks_take_no_forbidden_choice():
+    @dataclasses.dataclass(frozen=True)
+    class Strict(MaskProbe):
+        def step(self, state, action):
+            after = super().step(state, action)
+            wrong = after.metrics["forbidden"] > 0
+            reward = jnp.where(wrong, jnp.nan, after.timestep.reward)
+            return after._replace(timestep=after.timestep._replace(reward=reward))
+
+    check_task(Strict())
 
 
 def test_a_mask_that_is_missing_later_or_has_no_form_is_one_line():

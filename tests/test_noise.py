@@ -55,6 +55,13 @@ def test_an_episode_begins_a_noise_of_its_own():
     assert across.mean() == pytest.approx(0.0, abs=0.1)
 
 
+def test_a_state_that_is_made_anew_within_an_episode_begins_another_noise():
+    ids, keys = jnp.arange(4), jax.random.split(jax.random.key(3), (2, 4))
+    no = jnp.zeros(4, bool)
+    (one, _), (two, _) = (next_noise(initial_noise("pink", ids), no, each, 2) for each in keys)
+    assert (np.asarray(one) != np.asarray(two)).all() and len(np.unique(one)) == 8
+
+
 def test_choices_have_no_noise():
     spec = EnvSpec(ArraySpec((2,), "float32"), Discrete(3))
     with pytest.raises(SeedbedError, match="Ppo.noise is pink but the environment takes Discrete"):

@@ -147,6 +147,80 @@ def test_trials_share_the_cores(monkeypatch):
     assert command.shares(5) == [{1}, {2}, {5}, {7}, {1}]
 
 
+class Process:
+    """A process of a trial, as a test would have it."""
+
+    def __init__(self, status: int | None = None) -> None:
+        self.returncode, self.sent = status, list[int]()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self.sent.append(number)
+
+
+def job_of(study: Study, monkeypatch, *processes: Process) -> command._Job:
+    waiting = iter(processes)
+    monkeypatch.setattr(command, "start_module", lambda *given, **more: next(waiting))
+    monkeypatch.setattr(command, "_AGAIN_S", -1.0)
+    trial = study.next(9)
+    assert trial is not None
+    return command._Job(trial, set(), True)
+
+
+def wrote(job: command._Job, *evaluations: tuple[int, float]) -> None:
+    job.trial.run.mkdir(exist_ok=True)
+    with (job.trial.run / "metrics.jsonl").open("a") as file:
+        for step, score in evaluations:
+            line = {"evaluation/env_steps": step, "evaluation/episode_return_mean": score}
+            file.write(json.dumps(line) + "\n")
+
+
+def test_trials_that_fall_behind_are_given_up_at_the_same_evaluation(tmp_path, monkeypatch):
+    study = Study(tmp_path, CONFIG, SPACE)
+    for number in range(6):
+        job = job_of(study, monkeypatch, Process(0))
+        # Trials evaluate at slightly different steps, and two lines may come at once.
+        wrote(job, (1000 + number, 50.0), (2010 + number, 90.0 + number))
+        command._look(study, job, 1000)
+        assert not job.asked and command._end(study, job)
+    slow = job_of(study, monkeypatch, process := Process())
+    wrote(slow, (1020, 3.0))
+    command._look(study, slow, 1000)
+    command._look(study, slow, 1000)
+    assert process.sent == [signal.SIGTERM] and slow.pruned
+    process.returncode = 143
+    assert command._end(study, slow)
+    states = [record.state.name for record in study.trials()]
+    assert states == ["COMPLETE"] * 6 + ["PRUNED"]
+
+
+@pytest.mark.parametrize("status", [143, 130, 75, -signal.SIGTERM])
+def test_a_trial_that_was_asked_to_stop_goes_on_later(tmp_path, monkeypatch, status):
+    study = Study(tmp_path, CONFIG, SPACE)
+    # Its run was not free at first; a second process is started, and gets the signal.
+    job = job_of(study, monkeypatch, Process(75), last := Process())
+    assert not job.ended() and not job.ended()
+    job.stop()
+    job.stop()
+    assert last.sent == [signal.SIGTERM]
+    last.returncode = status
+    assert job.ended() and not command._end(study, job)
+    again = Study(tmp_path, CONFIG, SPACE).next(1)
+    assert again is not None and again.number == job.trial.number
+
+
+def test_a_run_that_never_becomes_free_fails(tmp_path, monkeypatch):
+    study = Study(tmp_path, CONFIG, SPACE)
+    job = job_of(study, monkeypatch, *(Process(75) for _ in range(99)))
+    job.log.write_text("seedbed: no room\n")
+    while not job.ended():
+        pass
+    assert command._end(study, job)
+    assert study.trials("FAIL")[0].user_attrs["reason"] == "seedbed: no room"
+
+
 WORDS = ["tune", "cartpole/ppo", "--steps", "60000", "--evaluate-episodes", "4", "--jobs", "1"]
 
 

@@ -89,6 +89,8 @@ def train(
     or environment, and the run keeps its saved configuration; a configuration replaces the saved one.
     `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
+    if "on_metrics" in options:
+        raise SeedbedError("train: on_metrics is called callback now")
     folder = None if run is None else run_path(str(run))
     weights = start if isinstance(start, Weights | None) else Weights(start)
     named, changed = (None, agent) if isinstance(agent, dict) else (agent, {})

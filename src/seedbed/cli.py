@@ -41,12 +41,13 @@ commands:
   host RUN_OR_ADDRESS [--key FILE] [--only KIND,...] [--cores N]
                   run a part of a run on this machine: actors, learners, shards
   key RUN         make the key of a run that has not begun, for its other machines
-  evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
+  evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--greedy] [--json] ...
                   play whole episodes with the best policy of a run
   report RUN [RUN ...] [-o F.html]
                   write one page with curves, settings and episodes of runs
   export RUN -o DIR [--newest] [--json]
                   write the best policy of a run as ONNX, without anything executable
+  clone NAME DATA  make a run that imitates recorded episodes, for train --from
   tune NAME --space FILE [--trials N] [--jobs J] [--study DIR] ...
                   search options; trials are runs, and those that fall behind are given up
   check MODEL.xml  tell what a robot's model has, or why it cannot be simulated
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "export": _export,
         "check": _check,
         "tune": _tune,
+        "clone": _clone,
         "list": _list,
         "bench": _bench,
     }
@@ -273,17 +275,27 @@ def _export(arguments: list[str]) -> int:
     return ExitStatus.FINISHED
 
 
-def _tune(arguments: list[str]) -> int:
-    from seedbed.tuning import command
+def _clone(arguments: list[str]) -> int:
+    from seedbed.cloning import command
 
-    parser = _Parser(
-        prog="seedbed tune",
-        usage="seedbed tune NAME --space FILE [OPTIONS] [OPTIONS of seedbed train]",
-        description=command.DESCRIPTION,
+    command.serve(arguments, _parser_of("clone", command), _print)
+    return ExitStatus.FINISHED
+
+
+def _parser_of(name: str, module: Any) -> argparse.ArgumentParser:
+    """Makes the parser of a command that also takes the options of `seedbed train`."""
+    return _Parser(
+        prog=f"seedbed {name}",
+        description=module.DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    return command.serve(arguments, parser, _print)
+
+
+def _tune(arguments: list[str]) -> int:
+    from seedbed.tuning import command
+
+    return command.serve(arguments, _parser_of("tune", command), _print)
 
 
 def _check(arguments: list[str]) -> int:

@@ -100,7 +100,7 @@ class EnvSpec:
         if size != choices:
             raise SeedbedError(
                 f"an observation's {ACTION_MASK} has {size} numbers but the action {self.action} has "
-                f"{choices} choices; give one number for each choice, or rename the entry"
+                f"{choices} choices; give one number for each choice, or rename the entry in a wrapper"
             )
 
 

@@ -20,6 +20,7 @@ from seedbed.ops.distributions import (
     Distribution,
     Normal,
     Scales,
+    action_errors,
     action_vector,
     distribution,
     named,
@@ -125,6 +126,20 @@ class ActingAgent(NetworkAgent):
         action = squash(spec, draw, self.squash) if isinstance(spec, Box) else draw
         core = Memory(core, action) if self.recurrent else ()
         return action, behaviour, ActorState(core, per_env)
+
+    def imitation_losses(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, action: Array
+    ) -> tuple[Array, ActorState]:
+        """Returns how far the policy is from actions `[B, ...]` of another, `[B]`, and the state after them.
+
+        For choices that is minus their log-probability, for a Box the squared distance of the mode.
+        """
+        parameters, core = self._parameters(params, actor_state, timestep, True)
+        spec = self._env().action
+        scores = self._policy(parameters).mode() if isinstance(spec, Box) else parameters
+        losses = action_errors(spec, scores, action, self.squash)
+        core = Memory(core, action) if self.recurrent else ()
+        return losses, actor_state._replace(core=core)
 
     def _told(self, parameters: Array) -> Tree:
         """Returns what a trajectory keeps of the distribution's parameters `[B, P]`: nothing."""

@@ -34,7 +34,7 @@ from seedbed.nets.policy import ActivationName
 from seedbed.nets.rescaling import rescale
 from seedbed.ops import statistics
 from seedbed.ops.collectives import from_all_devices
-from seedbed.ops.distributions import check_bounds, squash
+from seedbed.ops.distributions import action_errors, check_bounds, squash
 from seedbed.ops.masks import masked
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import (
@@ -177,6 +177,15 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
             visited,
             actor_state._replace(per_env=given),
         )
+
+    def imitation_losses(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, action: Array
+    ) -> tuple[Array, ActorState]:
+        """Returns how far the policy is from actions `[B, ...]` of another, `[B]`, as in `ActingAgent`."""
+        inputs = self._inputs(params, self._shown(timestep.observation))
+        outputs: Any = self._policy().apply(params.weights, inputs)
+        scores = masked(self._env().action, outputs, timestep.observation)
+        return action_errors(self._env().action, scores, action, "clip"), actor_state
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Turns the returns of a generation into weights of its noise; the key is unused."""

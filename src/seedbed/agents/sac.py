@@ -17,10 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from seedbed import trees
 from seedbed.agents.base import OffPolicyAgent, require_vectors, zeros_of
-from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
+from seedbed.nets.critics import TwinCritics, VectorPolicy, critic_inputs, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.ops import losses
 from seedbed.ops.distributions import (
+    action_errors,
     action_vector,
     log_slope,
     parameter_size,
@@ -28,7 +29,6 @@ from seedbed.ops.distributions import (
     squash,
 )
 from seedbed.ops.noise import NoiseName, initial_noise, next_noise
-from seedbed.spaces import PRIVILEGED, entry
 from seedbed.types import (
     ActorState,
     Box,
@@ -126,7 +126,7 @@ class Sac(OffPolicyAgent):
         """Makes the initial learner state; consumes the key."""
         policy_key, critics_key = jax.random.split(key)
         action = jnp.zeros((1, math.prod(self._box().shape)))
-        inputs = self._inputs(zeros_of(self._env().observation, 1), 1)
+        inputs = critic_inputs(zeros_of(self._env().observation, 1), 1)
         weights = Weights(
             policy=self._policy().init(policy_key, self._policy_part(inputs)),
             critics=self._critics().init(critics_key, inputs, action),
@@ -155,6 +155,13 @@ class Sac(OffPolicyAgent):
             draw, actor_state = draw + scale * noise, ActorState((), per_env)
         return squash(self._box(), draw, "tanh"), (), actor_state
 
+    def imitation_losses(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, action: Array
+    ) -> tuple[Array, ActorState]:
+        """Returns the squared distances `[B]` of the policy's means from actions `[B, ...]` of another."""
+        mean = self._normal(params, vectors(self._shown(timestep.observation), 1))[0]
+        return action_errors(self._box(), mean, action, "tanh"), actor_state
+
     def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
         """Returns ones `[B]`: items are drawn with equal probabilities."""
         del extras
@@ -164,7 +171,7 @@ class Sac(OffPolicyAgent):
         """Collects the inputs of the losses, with the items on axis 1; the key is unused."""
         del state, key
         steps = trajectory.timesteps
-        inputs = self._inputs(steps.observation, 2)
+        inputs = critic_inputs(steps.observation, 2)
         masks = trajectory_masks(steps, self.gamma, 0.0)
         importance = trajectory.importance
         return Batch(
@@ -263,14 +270,6 @@ class Sac(OffPolicyAgent):
         values: Any = self._critics().apply(critics, *folded)
         return values.reshape(2, *rows)
 
-    def _inputs(self, observation: Tree, lead: int) -> Array:
-        """Returns what critics see of an observation with `lead` leading axes N, as vectors `[*N, D]`."""
-        shown = vectors(self._shown(observation), lead)
-        unseen = entry(observation, PRIVILEGED)
-        if unseen is None:
-            return shown
-        return jnp.concatenate([shown, vectors(unseen, lead)], axis=-1)
-
     def _policy_part(self, inputs: Array) -> Array:
         """Returns what the policy sees of the vectors that critics see."""
         shown = trees.leaves(self._shown(self._env().observation))
@@ -297,6 +296,4 @@ def _weights(state: LearnerState) -> Weights:
 
 
 def _auxiliary(weights: Weights, targets: Tree) -> Auxiliary:
-    return Auxiliary(
-        critics=weights.critics, targets=targets, log_temperature=weights.log_temperature
-    )
+    return Auxiliary(weights.critics, targets, weights.log_temperature)

@@ -15,6 +15,7 @@ from jax import Array
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import Mlp
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, entry, without
 from seedbed.types import Tree
 
 
@@ -29,6 +30,13 @@ def vectors(observation: Tree, lead: int) -> Array:
         return leaf.reshape(*leaf.shape[:lead], -1).astype(jnp.float32) * fraction
 
     return jnp.concatenate([flat(leaf) for leaf in jax.tree.leaves(observation)], axis=-1)
+
+
+def critic_inputs(observation: Tree, lead: int) -> Array:
+    """Returns what critics see of an observation as vectors `[*N, D]`: what a policy sees, then the rest."""
+    shown = vectors(without(observation, ACTION_MASK, PRIVILEGED), lead)
+    unseen = entry(observation, PRIVILEGED)
+    return shown if unseen is None else jnp.concatenate([shown, vectors(unseen, lead)], axis=-1)
 
 
 class VectorPolicy(nn.Module):

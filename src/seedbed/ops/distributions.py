@@ -194,6 +194,19 @@ def squashed_entropy(action: ActionSpec, policy: Distribution, draw: Array, by: 
     return entropy + log_slope(action, policy.mean + policy.scale * noise)
 
 
+def action_errors(action: ActionSpec, draw: Array, wanted: Array, by: str) -> Array:
+    """Returns how far a policy is from wanted actions `[..., *shape]`, `[...]`.
+
+    For a Box that is the squared distance, in units with bounds of -1 and 1, of what `squash` makes of draws
+    `[..., D]` by tanh. With clip, draws are compared as they are: those out of bounds have a gradient, too.
+    For choices, `draw` has the logits, and the result is minus the log-probability.
+    """
+    if not isinstance(action, Box):
+        return -distribution(action, draw, Scales(1.0, 0.5)).log_prob(wanted)
+    taken = draw if by == "clip" else action_vector(action, squash(action, draw, "tanh"))
+    return jnp.square(taken - action_vector(action, wanted)).sum(-1)
+
+
 def action_vector(action: ActionSpec, x: Array) -> Array:
     """Turns actions in the form of the spec, `[..., *shape]`, into the input of a network, `[..., A]`.
 

@@ -10,28 +10,32 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 NoiseName: TypeAlias = Literal["white", "pink"]
 _OCTAVES = 10
 """Number of normals in the sum; the slowest is drawn anew every 512 steps."""
+_FRESH = np.uint32(0xFFFFFFFF)
 
 
 class PinkNoise(NamedTuple):
     """The state of the noise of B environments. It is the same size for every action."""
 
     seed: Array  # uint32 [B], of an episode
-    step: Array  # uint32 [B], counted from a random start
+    step: Array  # uint32 [B], counted from a random start; `_FRESH` before an environment has any
 
 
 def initial_noise(noise: NoiseName, env_ids: Array) -> PinkNoise | tuple[()]:
     """Makes the state for environments `env_ids` `[B]`; () for white noise.
 
-    Every episode begins a noise of its own.
+    Every episode begins a noise of its own, and so does every state that this makes, in its next step.
     """
     if noise == "white":
         return ()
-    return PinkNoise(env_ids.astype(jnp.uint32), jnp.zeros_like(env_ids, jnp.uint32))
+    return PinkNoise(
+        jnp.zeros_like(env_ids, jnp.uint32), jnp.full_like(env_ids, _FRESH, jnp.uint32)
+    )
 
 
 def next_noise(
@@ -44,9 +48,10 @@ def next_noise(
     """
     if not isinstance(state, PinkNoise):
         return jax.vmap(lambda key: jax.random.normal(key, (size,)))(keys), ()
-    fresh = jax.vmap(lambda key: jax.random.bits(key, (2,)))(keys)
-    seed = jnp.where(first, fresh[:, 0], state.seed)
-    step = jnp.where(first, fresh[:, 1] >> (32 - _OCTAVES), state.step)
+    drawn = jax.vmap(lambda key: jax.random.bits(key, (2,)))(keys)
+    anew = first | (state.step == _FRESH)
+    seed = jnp.where(anew, drawn[:, 0], state.seed)
+    step = jnp.where(anew, drawn[:, 1] >> (32 - _OCTAVES), state.step)
 
     def row(seed: Array, step: Array) -> Array:
         key = jax.random.key(seed)

@@ -180,7 +180,8 @@ class CheckpointWriter:
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 self._error = None
                 if reason is None:
-                    self._written = request.step
+                    # A score may come for an older one.
+                    self._written = max(self._written, request.step)
                 else:
                     self._error = (
                         f"the checkpoint of step {request.step} could not be written to "

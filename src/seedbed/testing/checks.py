@@ -15,8 +15,10 @@ import numpy as np
 
 from seedbed import simd
 from seedbed.envs.device.wrappers import auto_reset, limited
+from seedbed.ops.masks import masked
 from seedbed.ops.tracing import naming
 from seedbed.run import checking
+from seedbed.spaces import num_choices
 from seedbed.testing.probes import Noise
 from seedbed.testing.trainers import ReplayTrainer, Trainer
 from seedbed.types import (
@@ -292,10 +294,10 @@ def check_task(task: Environment, steps: int = 1000, seed: int = 0) -> None:
     state, ends = one, 0
     for t in range(steps):
         _require_finite(name, t, state.timestep, state.metrics)
-        state = step(state, _random_actions(task.spec, rng))
+        state = step(state, _random_actions(task.spec, rng, state.timestep.observation))
         ends += int(np.sum(state.timestep.terminated | state.timestep.truncated))
         if t == 0:
-            action = _random_actions(task.spec, rng)
+            action = _random_actions(task.spec, rng, state.timestep.observation)
             again = jax.jit(simd.vectorize(lambda *given: env.step(*given)))
             _require_equal(name, "step", step(state, action), again(state, action))
     if not ends and not task.episode_steps:
@@ -305,10 +307,9 @@ def check_task(task: Environment, steps: int = 1000, seed: int = 0) -> None:
         )
 
 
-def _random_actions(spec: EnvSpec, rng: np.random.Generator) -> Array:
+def _random_actions(spec: EnvSpec, rng: np.random.Generator, observation: Tree) -> Array:
+    """Draws actions for observations `[_ENVS, ...]`: a Box beyond its bounds, and no forbidden choice."""
     action = spec.action
-    if isinstance(action, Discrete):
-        return rng.integers(0, action.n, _ENVS).astype(np.int32)
     if isinstance(action, Box):
         low, high = (
             np.clip(np.array(bound, np.float64), -2, 2) for bound in (action.low, action.high)
@@ -316,7 +317,12 @@ def _random_actions(spec: EnvSpec, rng: np.random.Generator) -> Array:
         middle, half = (low + high) / 2, (high - low) / 2
         drawn = middle + 1.5 * half * rng.uniform(-1, 1, (_ENVS, len(low)))
         return drawn.reshape(_ENVS, *action.shape).astype(np.float32)
-    return rng.integers(0, action.nvec, (_ENVS, len(action.nvec))).astype(np.int32)
+    scores = masked(action, jnp.ones((_ENVS, num_choices(action))), observation)
+    lots = np.where(np.asarray(scores) > 0, rng.random(scores.shape), -1.0)
+    sets = (action.n,) if isinstance(action, Discrete) else action.nvec
+    parts = np.split(lots, np.cumsum(sets)[:-1], axis=-1)
+    chosen = np.stack([part.argmax(-1) for part in parts], -1).astype(np.int32)
+    return chosen[:, 0] if isinstance(action, Discrete) else chosen
 
 
 def _require_finite(name: str, t: int, timestep: Timestep, metrics: dict[str, Array]) -> None:

@@ -20,7 +20,8 @@ from seedbed.config.settle import settle
 from seedbed.exit_status import ExitStatus
 from seedbed.machine import usable_cores
 from seedbed.printable import printable
-from seedbed.run.lines import read_last_line
+from seedbed.run.folder import METRICS
+from seedbed.run.lines import read_lines
 from seedbed.run.signals import stopping_signals
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.tuning.page import write_page
@@ -41,6 +42,10 @@ _EVALUATIONS = 8
 """Evaluations of a trial, if nothing else is asked for."""
 _AGAIN_S = 2.0
 """Seconds until a run is tried again that the process of a killed search still has."""
+_TRIES = 30
+"""Starts of a trial whose run is not free, or whose disk is full, before it counts as failed."""
+_STOPPED = (ExitStatus.STOPPED, ExitStatus.GIVEN_UP, ExitStatus.TRY_AGAIN, -signal.SIGTERM)
+"""How the process of a trial ends that was asked to: the last before it has seen to signals."""
 _SCORE, _SCORED = "evaluation/episode_return_mean", "evaluation/env_steps"
 Tell = Callable[[str], None]
 
@@ -53,10 +58,12 @@ class Options(NamedTuple):
     jobs: int
     study: Path
     config: TrainConfig  # what the first trial trains
+    trust: bool  # as `seedbed train` has it
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `seedbed tune`; those of `seedbed train` come besides."""
+    parser.usage = "seedbed tune NAME --space FILE [OPTIONS] [OPTIONS of seedbed train]"
     parser.add_argument("--space", metavar="FILE", type=Path, required=True, help="what varies")
     parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials (default: 50)")
     jobs = "trials at a time, each with its share of the cores (default: one for each core)"
@@ -82,13 +89,14 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with on_cores(shares(jobs)[0]):
         config = settle(request, lambda found: flags.override(found, given.rest, False)).config
-    if not config.runtime.evaluate_every:
-        every = max(1, config.runtime.steps // _EVALUATIONS)
-        runtime = dataclasses.replace(config.runtime, evaluate_every=every)
-        config = dataclasses.replace(config, runtime=runtime)
+    every = config.runtime.evaluate_every or max(1, config.runtime.steps // _EVALUATIONS)
+    # A line of metrics has the newest evaluation only.
+    often = min(1.0, config.runtime.log_every_s)
+    runtime = dataclasses.replace(config.runtime, evaluate_every=every, log_every_s=often)
+    config = dataclasses.replace(config, runtime=runtime)
     name = config.name.replace("/", "-").replace(":", "-") or "study"
     study = own.study or Path("runs") / f"tune-{name}"
-    return Options(own.space, own.trials, jobs, study, config)
+    return Options(own.space, own.trials, jobs, study, config, request.trust)
 
 
 def shares(jobs: int) -> list[set[int]]:
@@ -118,15 +126,18 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 class _Job:
     """A trial and its process."""
 
-    def __init__(self, trial: Trial, cores: set[int]) -> None:
-        self.trial, self._cores = trial, cores
+    def __init__(self, trial: Trial, cores: set[int], trust: bool) -> None:
+        self.trial, self._cores, self._trust = trial, cores, trust
         self.log = trial.run.with_suffix(".log")
-        self.pruned, self.step, self.score, self._asked = False, -1, math.nan, False
+        self.pruned, self.asked, self.score = False, False, math.nan
+        self.step, self._seen, self._tries = trial.last_step, 0, 0
         self.begun = self._tried = time.monotonic()
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         what = ["--resume"] if self.trial.begun else ["--config", str(self.trial.file)]
+        what += ["--trust-run"] if self._trust else []
+        self._tries, self._tried = self._tries + 1, time.monotonic()
         with on_cores(self._cores), self.log.open("ab") as log:
             return start_module(
                 "seedbed.tuning.trial",
@@ -137,30 +148,34 @@ class _Job:
                 start_new_session=True,
             )
 
-    def look(self) -> bool:
-        """Reads the newest evaluation; returns whether there is a new one."""
-        line = read_last_line(self.trial.run / "metrics.jsonl")
-        score, step = line.get(_SCORE), line.get(_SCORED, -1)
-        if not isinstance(score, int | float) or step <= self.step:
-            return False
-        self.step, self.score = int(step), float(score)
-        return True
+    def look(self) -> list[tuple[int, float]]:
+        """Returns steps and scores of the evaluations that are new since the last call."""
+        path = self.trial.run / METRICS
+        size = path.stat().st_size if path.exists() else 0
+        if size == self._seen:
+            return []
+        self._seen, found = size, []
+        for line in read_lines(path):
+            score, step = line.get(_SCORE), line.get(_SCORED, -1)
+            if isinstance(score, int | float) and step > self.step:
+                self.step, self.score = int(step), float(score)
+                found.append((self.step, self.score))
+        return found
 
     def ended(self) -> bool:
         """Returns whether the trial is over; a run that another process still has is tried again."""
         status = self.process.poll()
-        if status != ExitStatus.TRY_AGAIN:
+        if status != ExitStatus.TRY_AGAIN or self.asked or self._tries > _TRIES:
             return status is not None
         if time.monotonic() - self._tried > _AGAIN_S:
-            self._tried = time.monotonic()
             self.process = self._start()
         return False
 
     def stop(self) -> None:
         """Asks the run, once, to save and end: a second signal would end it at once."""
-        if not self._asked:
+        if not self.asked:
             self.process.send_signal(signal.SIGTERM)
-        self._asked = True
+        self.asked = True
 
 
 def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
@@ -171,6 +186,7 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     space = read_space(options.space)
     require_space(options.config, space)
     study = Study(options.study, options.config, space)
+    every = options.config.runtime.evaluate_every
     page = options.study / "index.html"
     free, jobs = shares(options.jobs), dict[int, _Job]()
     with stopping_signals(tell) as interruption:
@@ -183,12 +199,13 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
                     trial = study.next(options.trials)
                     if over := trial is None:
                         break
-                    jobs[place] = _Job(trial, cores)
+                    jobs[place] = _Job(trial, cores, options.trust)
                 for place, job in list(jobs.items()):
-                    _look(study, job)
+                    _look(study, job, every)
                     if job.ended():
                         del jobs[place]
-                        if _end(study, job, stopping):
+                        _look(study, job, every)
+                        if _end(study, job):
                             tell(_line(study, job, options.trials))
                             write_page(study, page)
                     elif stopping:
@@ -205,21 +222,22 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     return ExitStatus.FINISHED, _best(study, page)
 
 
-def _look(study: Study, job: _Job) -> None:
-    if job.look() and study.report(job.trial, job.step, job.score) and not job.pruned:
-        job.pruned = True
-        job.stop()
+def _look(study: Study, job: _Job, every: int) -> None:
+    """Reports new evaluations, by their number: trials make them at slightly different steps."""
+    for step, score in job.look():
+        if study.report(job.trial, round(step / every), score) and not job.asked:
+            job.pruned = True
+            job.stop()
 
 
-def _end(study: Study, job: _Job, stopping: bool) -> bool:
+def _end(study: Study, job: _Job) -> bool:
     """Notes how a trial has ended; returns False if it is to go on later."""
     status = job.process.returncode
-    _look(study, job)
-    if job.pruned:
-        study.end(job.trial, "PRUNED")
-    elif status == ExitStatus.FINISHED and math.isfinite(job.score):
+    if status == ExitStatus.FINISHED and math.isfinite(job.score):
         study.end(job.trial, "COMPLETE", job.score)
-    elif stopping and status in (ExitStatus.STOPPED, ExitStatus.GIVEN_UP):
+    elif job.pruned:
+        study.end(job.trial, "PRUNED")
+    elif job.asked and status in _STOPPED:
         job.trial.release()
         return False
     else:

@@ -21,7 +21,8 @@ from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json
 from seedbed.files import write_json
 from seedbed.printable import printable
-from seedbed.run.folder import CONFIG
+from seedbed.run.folder import CONFIG, METRICS
+from seedbed.run.lines import read_last_line
 from seedbed.tuning.space import Choice, Space, applied, describe, start_of, suggested
 from seedbed.types import SeedbedError, StorageError
 
@@ -49,6 +50,11 @@ class Trial:
     def file(self) -> Path:
         """The configuration of a run that has not begun."""
         return self.run.with_suffix(".json")
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last line of metrics that an earlier process of the trial has written, or -1."""
+        return int(read_last_line(self.run / METRICS).get("env_steps", -1))
 
     @property
     def begun(self) -> bool:

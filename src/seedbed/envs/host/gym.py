@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable
@@ -163,6 +164,16 @@ class GymHost:
         self._name = name
         self._envs: list[gymnasium.Env] = []
         self._steps = 0
+        try:
+            self._make(make, num_envs, seed)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
+
+    def _make(self, make: Callable[[], gymnasium.Env], num_envs: int, seed: int | None) -> None:
+        """Makes the environments, and looks at what they show and take."""
+        name = self._name
         for index in range(num_envs):
             env = self._guard(index, make)
             require_env(env, name)
@@ -178,7 +189,8 @@ class GymHost:
             np.random.SeedSequence(seed).generate_state(num_envs).tolist()
         )
         self._opening: tuple[Any, Any] | None = None
-        self._masked = num_choices(action) > 0 and self._tells_mask()
+        self._chooses, self._shows_mask = num_choices(action) > 0, False
+        self._masked = self._chooses and self._tells_mask()
         if self._masked:
             self._leaves = with_mask(self._leaves, mask_leaf(num_choices(action)))
         self.spec = EnvSpec(trees.map(lambda leaf: leaf.spec, self._leaves), action)
@@ -215,11 +227,24 @@ class GymHost:
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space into arrays in the spec's form, without the privileged part.
 
-        If the environment tells its masks in `info`, an observation is a dict that has the mask under
-        `action_mask`, and the observation itself under `observation` unless it is a dict. A batch, as vector
-        environments return it, becomes arrays `[n, ...]`.
+        If the environment tells its masks in `info`, an observation may be a dict that has the mask under
+        `action_mask`, and the observation itself under `observation` unless it is a dict. Without it, nothing
+        is forbidden. A batch, as vector environments return it, becomes arrays `[n, ...]`.
         """
+        if self._masked and not (isinstance(observation, dict) and ACTION_MASK in observation):
+            return self._unmasked(observation)
         return encoded(without(self._leaves, PRIVILEGED), without(observation, PRIVILEGED))
+
+    def _unmasked(self, observation: Any) -> Tree:
+        """Encodes an observation, or a batch, without its mask, as one that forbids nothing."""
+        rest = {key: leaf for key, leaf in self._leaves.items() if key != ACTION_MASK}
+        shown = observation if isinstance(observation, dict) else {"observation": observation}
+        found = encoded(without(rest, PRIVILEGED), without(shown, PRIVILEGED))
+        one, leaf = trees.leaves(rest)[0].spec.shape, trees.leaves(found)[0]
+        mask = np.ones(
+            (*leaf.shape[: leaf.ndim - len(one)], num_choices(self.spec.action)), np.uint8
+        )
+        return {**found, ACTION_MASK: mask}
 
     def decode(self, action: Array) -> Any:
         """Turns an action, or a batch of actions, into the form of the action space."""
@@ -228,8 +253,9 @@ class GymHost:
     def _tells_mask(self) -> bool:
         """Returns whether `info` has masks of actions: opens the first episode, which `reset` then shows."""
         shown, info = self._opening = self._guard(0, self._reset, 0, self._seeds[0])
-        in_shown = isinstance(shown, dict) and ACTION_MASK in shown
-        return isinstance(info, dict) and ACTION_MASK in info and not in_shown
+        self._shows_mask = isinstance(shown, dict) and ACTION_MASK in shown
+        told = isinstance(info, dict) and info.get(ACTION_MASK) is not None
+        return told and not self._shows_mask
 
     def _reset(self, index: int, seed: int | None) -> tuple[Any, Any]:
         returned = self._envs[index].reset(seed=seed)
@@ -246,14 +272,23 @@ class GymHost:
         return self._seen(index, observation, info), 0.0, False, False, True
 
     def _seen(self, index: int, observation: Any, info: Any) -> Any:
+        """Returns an observation with the mask of `info`, if the environment tells masks."""
+        mask = info.get(ACTION_MASK) if isinstance(info, dict) else None
         if not self._masked:
+            if mask is not None and self._chooses and not self._shows_mask:
+                raise SeedbedError(
+                    f"{self._where(index)}: info has an {ACTION_MASK}, which that of the first reset "
+                    "had not; tell it from reset, too"
+                )
             return observation
-        if not isinstance(info, dict) or ACTION_MASK not in info:
+        if mask is None and self._ended[index]:
+            mask = np.ones(num_choices(self.spec.action), np.uint8)  # nothing is chosen here
+        if mask is None:
             raise SeedbedError(
                 f"{self._where(index)}: info has no {ACTION_MASK}, which that of the first reset had; tell "
                 "it in each step"
             )
-        return with_mask(observation, info[ACTION_MASK])
+        return with_mask(observation, mask)
 
     def _advance(self, index: int, action: Any) -> _Row:
         returned = self._envs[index].step(action)

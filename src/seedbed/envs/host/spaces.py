@@ -143,8 +143,8 @@ def _write_mask(row: np.ndarray, value: Any) -> str | None:
         mask = np.concatenate([np.ravel(np.asarray(part)) for part in parts])
     except ValueError:
         mask = np.empty(0, object)
-    if mask.shape != row.shape or mask.dtype.kind not in "biu":
-        return f"is {shown(value)}, expected {row.size} bools or integers, one for each choice"
+    if mask.shape != row.shape or mask.dtype.kind not in "biuf":
+        return f"is {shown(value)}, expected {row.size} bools or numbers, one for each choice"
     row[:] = mask != 0
     return None
 

@@ -1,0 +1,218 @@
+"""Behaviour cloning: what is read, what agents learn from it, and how a run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import seedbed
+from seedbed import cli
+from seedbed.agents.awr import Awr
+from seedbed.agents.es import Es
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.agents.sac import Sac
+from seedbed.agents.vmpo import Vmpo
+from seedbed.cloning.learn import CloningOptions, Look, imitate
+from seedbed.cloning.recorded import Recorded, read
+from seedbed.config.resolve import resolve_env
+from seedbed.envs.host.gym import GymHost
+from seedbed.policy import forms_of
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    SeedbedError,
+    Timestep,
+    bind,
+)
+
+VECTOR = ArraySpec((3,), "float32")
+BOX = Box((2,), (-2.0, 0.0), (2.0, 1.0))
+SMALL: dict[str, Any] = {"hidden_sizes": (32,)}
+AGENTS = {
+    "ppo": (Ppo(normalise_observations=True, **SMALL), BOX),
+    "ppo, clipped": (Ppo(squash="clip", **SMALL), BOX),
+    "ppo, two sets": (Ppo(**SMALL), MultiDiscrete((2, 2))),
+    "impala with a memory": (Impala(recurrent=True, lstm_size=16, **SMALL), Discrete(2)),
+    "vmpo": (Vmpo(**SMALL), Discrete(2)),
+    "awr": (Awr(**SMALL), Discrete(2)),
+    "sac": (Sac(**SMALL), BOX),
+    "es": (Es(hidden_sizes=(32,)), BOX),
+    "es, choices": (Es(hidden_sizes=(32,)), Discrete(2)),
+}
+
+
+def teacher(action: Any, observation: np.ndarray) -> np.ndarray:
+    """Returns what a teacher does: it looks at the signs of two numbers, or at the numbers."""
+    signs = (observation[..., :2] > 100).astype(np.int32)
+    if isinstance(action, Discrete):
+        return signs[..., 0]
+    if isinstance(action, MultiDiscrete):
+        return signs
+    scaled = np.tanh((observation[..., :2] - 100) / 10)
+    return (np.array([0.0, 0.5]) + np.array([2.0, 0.5]) * scaled).astype(np.float32)
+
+
+def recorded_of(action: Any, steps: int = 4000) -> Recorded:
+    # Far from 0 and wide, as statistics of observations must see.
+    observation = np.random.default_rng(0).normal(100, 10, (steps, 3)).astype(np.float32)
+    return Recorded(observation, teacher(action, observation), np.arange(steps) % 50 == 0)
+
+
+@pytest.mark.quick("ppo")
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_with_a_policy_learns_what_a_teacher_does(name):
+    agent, action = AGENTS[name]
+    agent = bind(agent, EnvSpec(VECTOR, action))
+    looks: list[Look] = []
+    options = CloningOptions(updates=600, batch=256, learning_rate=3e-3)
+    data = recorded_of(action)
+    if not getattr(agent, "normalise_observations", False):
+        data = dataclasses.replace(data, observation=(data.observation - 100) / 10)
+    state = imitate(agent, data, 1, options, looks.append)
+    assert len(looks) == 10 and looks[-1].updates == 600
+    assert looks[-1].held_out < 0.25 * looks[0].loss + 0.02
+    observation, wanted = data.observation[-400:], data.action[-400:]
+    no = np.zeros(400, bool)
+    now = Timestep(observation, np.zeros(400, np.float32), no, no, ~no)
+    before = agent.actor_state(jnp.arange(400), 400)
+    keys = jax.random.split(jax.random.key(0), 400)
+    got, _, _ = agent.greedy().act(state.params, before, now, keys, evaluate=True)
+    if isinstance(action, Box):
+        assert np.abs(got - wanted).mean() < 0.12
+    else:
+        assert (np.asarray(got) == wanted).mean() > 0.93
+
+
+def test_frames_are_stacked_within_episodes():
+    spec = EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
+    agent = bind(Ppo(hidden_sizes=(32,)), stacked_spec(spec, 3))
+    rng = np.random.default_rng(0)
+    shown = rng.integers(0, 2, 3000).astype(np.float32)
+    first = np.arange(3000) % 10 == 0
+    # Two steps ago, or 0 where that was in the episode before.
+    ago = np.where(np.arange(3000) % 10 < 2, 0, np.roll(shown, 2)).astype(np.int32)
+    looks: list[Look] = []
+    imitate(agent, Recorded(shown[:, None], ago, first), 3, CloningOptions(800), looks.append)
+    assert looks[-1].held_out < 0.05
+
+
+def npz(path: Path, **changed: Any) -> Path:
+    arrays = {
+        "observations": np.zeros((4, 4), np.float32),
+        "actions": np.array([0, 1, 1, 0]),
+        "terminations": np.array([False, True, False, False]),
+        "truncations": np.array([False, False, False, True]),
+    }
+    arrays |= changed
+    file = path / "data.npz"
+    np.savez(file, **{k: v for k, v in arrays.items() if v is not None})  # type: ignore[arg-type]
+    return file
+
+
+CARTPOLE = forms_of(resolve_env("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"actions": None}, "lacks actions; it has observations"),
+        ({"observations": None}, "lacks observations"),
+        ({"actions": np.zeros(3, int)}, r"has parts of \[3, 4\] steps"),
+        ({"actions": np.array([0, 1, 2, 0])}, "an action is outside 0 to 1"),
+        ({"actions": np.zeros(4)}, "actions are float64"),
+        ({"observations": np.zeros((4, 3), np.float32)}, "does not fit the environment: .*shape"),
+        ({"observations": np.full((4, 4), np.nan, np.float32)}, "not finite"),
+        ({"actions": np.array([object()] * 4, object)}, "is no npz file of arrays"),
+    ],
+)
+def test_data_that_does_not_fit_is_one_line(tmp_path, changed, complaint):
+    with pytest.raises(SeedbedError, match=complaint) as error:
+        read(npz(tmp_path, **changed), CARTPOLE)
+    assert "\n" not in str(error.value)
+
+
+def test_data_is_read_in_the_forms_of_the_environment(tmp_path):
+    found = read(npz(tmp_path), CARTPOLE)
+    np.testing.assert_array_equal(found.first, [True, False, True, False])
+    assert found.action.dtype == np.int32
+
+    class Odd(gymnasium.Env):
+        observation_space = gymnasium.spaces.Dict(
+            {"at": gymnasium.spaces.Discrete(3), "goal": gymnasium.spaces.Box(-1, 1, (2,))}
+        )
+        action_space = gymnasium.spaces.Box(-3, 3, (2, 2), np.int8)
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+    host = GymHost(Odd, "odd", 1, 0)
+    changed = {
+        "observations": None,
+        "observations/at": np.array([0, 1, 2, 0]),
+        "observations/goal": np.zeros((4, 2), np.float32),
+        "actions": np.full((4, 2, 2), -3),
+    }
+    found = read(npz(tmp_path, **changed), host)
+    np.testing.assert_array_equal(found.observation["at"], np.eye(3)[[0, 1, 2, 0]])
+    assert found.action.shape == (4, 4) and not found.action.any()
+
+
+def test_a_dataset_of_minari_is_read_without_its_last_observations(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data" / "main_data.hdf5", "w") as file:
+        for number, steps in ((10, 2), (9, 3)):
+            group = file.create_group(f"episode_{number}")
+            group["observations"] = np.full((steps + 1, 4), number, np.float32)
+            group["actions"] = np.ones(steps, int)
+    found = read(tmp_path, CARTPOLE)
+    np.testing.assert_array_equal(found.observation[:, 0], [9, 9, 9, 10, 10])
+    np.testing.assert_array_equal(found.first, [True, False, False, True, False])
+
+
+def balance(path: Path) -> Path:
+    """Records a controller that keeps the pole up."""
+    env, columns = gymnasium.make("CartPole-v1"), {k: [] for k in ("o", "a", "te", "tr")}
+    for seed in range(6):
+        observation, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            action = int(observation @ np.array([0.02, 0.3, 1.0, 1.0]) > 0)
+            following, _, terminated, truncated, _ = env.step(action)
+            for column, value in zip(
+                columns.values(), (observation, action, terminated, truncated), strict=True
+            ):
+                column.append(value)
+            observation, over = following, terminated or truncated
+    names = ("observations", "actions", "terminations", "truncations")
+    return npz(path, **{n: np.array(v) for n, v in zip(names, columns.values(), strict=True)})
+
+
+@pytest.mark.parametrize("agent", ["ppo", "impala"])
+def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["clone", "cartpole", str(balance(tmp_path)), "--agent", agent, "--run", "clone"]
+    assert cli.main([*words, "--updates", "1500", "--evaluate-episodes", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "of 6 episodes" in said and "--from clone" in said
+    assert seedbed.evaluate("clone", episodes=4, greedy=True)["episode_return_mean"] > 300
+    summary = seedbed.train("cartpole", agent=agent, start="clone", steps=3000, run="next")
+    assert summary["learner_steps"] > 0
+    assert json.loads((tmp_path / "next" / "history.json").read_text())[0]["from"]["run"]
+    assert cli.main(words) == 1 and "is not empty" in capsys.readouterr().err
+    assert cli.main([*words[:3], "--agent", "dqn"]) == 1
+    assert "no policy to clone into" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clone", "data.npz", "next"]
