@@ -23,6 +23,7 @@ from described import AGENTS, ENVIRONMENTS, SECTIONS, undescribed
 from documented import ROOT, blocks, python_blocks, run_page
 from seedbed import cli
 from seedbed.actors import command as actor_command
+from seedbed.cloning import command as clone_command
 from seedbed.config import flags, resolve, settle
 from seedbed.exporting import extra
 from seedbed.launch import joining, key
@@ -189,6 +190,11 @@ def parsed(words: tuple[str, ...]) -> None:
         parser = cli._Parser(prog=name)
         DECLARING[name].declare(parser)
         parser.parse_args(arguments)
+    elif name == "clone":
+        parser = cli._Parser(prog=name)
+        clone_command.declare(parser)
+        own, rest = parser.parse_known_args(arguments)
+        parsed(("seedbed", "train", own.name, *rest))
     elif name == "tune":
         parser = cli._Parser(prog=name)
         tune_command.declare(parser)
