@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -169,8 +170,10 @@ def test_evaluations_take_no_forbidden_choice_and_greedy_ones_the_best():
         now = timesteps(rng, shown(rng, spec, 64, forbid=1), 64)
         state = agent.actor_state(jnp.arange(64), 64)
         keys = jax.random.split(KEY, (2, 64))
-        draws = [agent.act(params, state, now, each, evaluate=True)[0] for each in keys]
-        best = [agent.greedy().act(params, state, now, each, evaluate=True)[0] for each in keys]
+        act = jax.jit(functools.partial(agent.act, evaluate=True))
+        greedily = jax.jit(functools.partial(agent.greedy().act, evaluate=True))
+        draws = [act(params, state, now, each)[0] for each in keys]
+        best = [greedily(params, state, now, each)[0] for each in keys]
         for action in (*draws, *best):
             assert not (np.asarray(action).reshape(64, -1)[:, 0] == 1).any()
         np.testing.assert_array_equal(*best)
@@ -311,6 +314,7 @@ HOST = {
 }
 
 
+@pytest.mark.quick("dqn")
 @pytest.mark.parametrize("name", HOST)
 def test_no_runtime_of_the_host_forgets_the_mask(name, tmp_path):
     # A forbidden choice raises: in acting, in evaluation, in a loop of the user's.
@@ -338,6 +342,7 @@ DEVICE = {
 }
 
 
+@pytest.mark.quick("ppo")
 @pytest.mark.parametrize("name", DEVICE)
 def test_what_looks_best_is_forbidden_on_the_device(name, tmp_path):
     told: list[float] = []
@@ -397,12 +402,13 @@ def test_networks_of_critics_alone_see_the_privileged_part():
                 observation=seen | {PRIVILEGED: seen[PRIVILEGED] + 1}
             )
         )
-        losses = []
-        for each in (trajectory, moved):
+
+        @jax.jit
+        def learn(each, agent=agent, state=state):
             batch = agent.prepare(state, each, KEY)
-            losses.append(
-                agent.gradients(state._replace(optimizer_state=()), batch, KEY)[1].metrics
-            )
+            return agent.gradients(state._replace(optimizer_state=()), batch, KEY)[1].metrics
+
+        losses = [learn(trajectory), learn(moved)]
         name = "loss/critic" if isinstance(agent, Sac) else "loss/value"
         assert losses[0][name] != losses[1][name]
         assert losses[0]["entropy"] == losses[1]["entropy"]

@@ -146,8 +146,18 @@ def suggested(trial: Any, space: Space) -> Iterator[tuple[str, Any]]:
         if isinstance(dimension, Choice):
             # Optuna's choices are plain: lists go through it as JSON.
             values = [json.dumps(each) for each in dimension.values]
-            yield name, json.loads(trial.suggest_categorical(name, values))
-        elif dimension.whole:
-            yield name, trial.suggest_int(name, dimension.low, dimension.high, log=dimension.log)
+            found: Any = trial.suggest_categorical(name, values)
         else:
-            yield name, trial.suggest_float(name, dimension.low, dimension.high, log=dimension.log)
+            suggest = trial.suggest_int if dimension.whole else trial.suggest_float
+            found = suggest(name, dimension.low, dimension.high, log=dimension.log)
+        yield name, value_of(dimension, found)
+
+
+def value_of(dimension: Range | Choice, stored: Any) -> Any:
+    """Returns the value of an option for what Optuna has stored.
+
+    Numbers that are not whole have four digits: more would say what nobody has measured.
+    """
+    if isinstance(dimension, Choice):
+        return json.loads(stored)
+    return int(stored) if dimension.whole else float(f"{stored:.4g}")

@@ -23,7 +23,7 @@ from seedbed.files import write_json
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, METRICS
 from seedbed.run.lines import read_last_line
-from seedbed.tuning.space import Choice, Space, applied, describe, start_of, suggested
+from seedbed.tuning.space import Space, applied, describe, start_of, suggested, value_of
 from seedbed.types import SeedbedError, StorageError
 
 JOURNAL = "journal.log"
@@ -190,8 +190,7 @@ class Study:
 
     def values_of(self, record: Any) -> dict[str, Any]:
         """Returns the values of a trial's options, by name."""
-        chosen = {name for name, each in self.space.items() if isinstance(each, Choice)}
-        return {k: json.loads(v) if k in chosen else v for k, v in record.params.items()}
+        return {name: value_of(self.space[name], x) for name, x in record.params.items()}
 
     def config_of(self, record: Any) -> TrainConfig:
         """Returns the configuration of a trial."""
