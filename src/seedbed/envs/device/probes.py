@@ -11,8 +11,22 @@ from seedbed.spaces import ACTION_MASK, PRIVILEGED
 from seedbed.types import Array, ArraySpec, Box, Discrete, EnvSpec, EnvState, Tree
 
 
+class _Untimed:
+    """A base of tasks whose episodes all terminate by themselves."""
+
+    @property
+    def episode_steps(self) -> int:
+        """Returns 0: there is no time limit, because episodes terminate after `length` steps."""
+        return 0
+
+    @property
+    def frame_skip(self) -> int:
+        """Returns 1: each step is one step of the simulation."""
+        return 1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DelayProbe:
+class DelayProbe(_Untimed):
     """A task that pays each action's reward one step late: tests whether credit reaches earlier actions.
 
     The observation `[3]` is (a fair random sign, the reward that the next step will pay, the share of the
@@ -28,16 +42,6 @@ class DelayProbe:
 
     length: int = 8
     """Steps of an episode."""
-
-    @property
-    def episode_steps(self) -> int:
-        """Returns 0: there is no time limit, because episodes terminate after `length` steps."""
-        return 0
-
-    @property
-    def frame_skip(self) -> int:
-        """Returns 1: each step is one step of the simulation."""
-        return 1
 
     @property
     def spec(self) -> EnvSpec:
@@ -102,7 +106,7 @@ class TruncationProbe:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RepeatProbe:
+class RepeatProbe(_Untimed):
     """A task that pays 1 for naming the symbol that was shown `delay` steps before: tests memory.
 
     The observation `[choices]` is a one-hot symbol; each step draws a new one with equal probabilities. An
@@ -120,16 +124,6 @@ class RepeatProbe:
     """Number of symbols."""
     length: int = 20
     """Steps of an episode."""
-
-    @property
-    def episode_steps(self) -> int:
-        """Returns 0: there is no time limit, because episodes terminate after `length` steps."""
-        return 0
-
-    @property
-    def frame_skip(self) -> int:
-        """Returns 1: each step is one step of the simulation."""
-        return 1
 
     @property
     def spec(self) -> EnvSpec:
@@ -211,7 +205,7 @@ class TMazeProbe:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskProbe:
+class MaskProbe(_Untimed):
     """A task in which the choices that look best are forbidden: tests masks of actions.
 
     The observation is what each of the `choices` pays, `[choices]`, and a mask that is drawn anew in each
@@ -225,16 +219,6 @@ class MaskProbe:
     """Number of actions."""
     length: int = 8
     """Steps of an episode, which then terminates."""
-
-    @property
-    def episode_steps(self) -> int:
-        """Returns 0: there is no time limit."""
-        return 0
-
-    @property
-    def frame_skip(self) -> int:
-        """Returns 1: each step is one step of the simulation."""
-        return 1
 
     @property
     def spec(self) -> EnvSpec:
@@ -271,7 +255,7 @@ class MaskProbe:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivilegedProbe:
+class PrivilegedProbe(_Untimed):
     """A task with a secret that only a critic may see: tests that it does, and that the policy does not.
 
     The observation is a fair random sign `[1]`, and another one, the secret, under `privileged`. The action
@@ -284,16 +268,6 @@ class PrivilegedProbe:
 
     length: int = 8
     """Steps of an episode, which then terminates."""
-
-    @property
-    def episode_steps(self) -> int:
-        """Returns 0: there is no time limit."""
-        return 0
-
-    @property
-    def frame_skip(self) -> int:
-        """Returns 1: each step is one step of the simulation."""
-        return 1
 
     @property
     def spec(self) -> EnvSpec:
