@@ -197,7 +197,12 @@ def test_a_callback_is_told_of_everything(tmp_path, capsys):
     assert told.calls[-1][1] == summary
     steps = [step for method, step in told.calls if method == "on_checkpoint"]
     assert steps == sorted(set(steps)) and steps[-1] == summary["env_steps"]
-    assert capsys.readouterr().out.count("on_evaluation failed: ValueError: no") == 1
+    assert (
+        capsys.readouterr().out.count("on_evaluation failed: ValueError: no (test_api.py, line")
+        == 1
+    )
+    judged = [step for method, step in told.calls if method == "on_evaluation"]
+    assert len(judged) == len(set(judged))
 
 
 @pytest.mark.quick("on_start")
@@ -208,6 +213,20 @@ def test_each_method_of_a_callback_may_end_the_run(method, tmp_path):
     assert summary["env_steps"] < 60_000 and not summary["interrupted"]
     assert told.calls[-1][0] == "on_end"
     assert saved_reason(tmp_path / "run") == f"{method} asked to end the run"
+
+
+def test_a_callback_that_nothing_would_call_is_refused(tmp_path):
+    class Typo(seedbed.Callback):
+        def on_evaluations(self, step, metrics):
+            return True
+
+    for wrong, text in (
+        (Told, r"callback is the class Told: give an object, Told\(\)"),
+        (Typo(), "a method on_evaluations, which is not called; did you mean on_evaluation?"),
+    ):
+        with pytest.raises(SeedbedError, match=text):
+            seedbed.train("cartpole/ppo", run=tmp_path / "run", callback=wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def saved_reason(run: Path) -> str:

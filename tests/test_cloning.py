@@ -213,6 +213,8 @@ def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
     summary = seedbed.train("cartpole", agent=agent, start="clone", steps=3000, run="next")
     assert summary["learner_steps"] > 0
     assert json.loads((tmp_path / "next" / "history.json").read_text())[0]["from"]["run"]
+    (stint,) = json.loads((tmp_path / "clone" / "history.json").read_text())
+    assert stint["outcome"] == "finished" and stint["from"]["data"].endswith("data.npz")
     assert cli.main(words) == 1 and "is not empty" in capsys.readouterr().err
     assert cli.main([*words[:3], "--agent", "dqn"]) == 1
     assert "no policy to clone into" in capsys.readouterr().err

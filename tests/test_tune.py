@@ -79,6 +79,7 @@ def test_a_space_is_read_and_put_into_a_configuration(tmp_path):
         ({"agent.clip": {"low": 0, "high": 1, "lgo": True}}, "a range has no option 'lgo'"),
         ({"agent.learning_rat": [1, 2]}, "learning_rat.*did you mean learning_rate"),
         ({"env.gravity": [1, 2]}, "gravity"),
+        ({"learning_rate": [1, 2]}, "'learning_rate'; did you mean agent.learning_rate"),
         ({"agent.clip": {"low": -2, "high": -1}}, "agent.clip=-2 of the space: Ppo.clip is -2"),
         ({"steps": [0, -1]}, "steps"),
     ],
@@ -98,6 +99,7 @@ def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint
         (["cartpole/ppo", "--space", "F", "--run", "r"], "leave out --run"),
         (["cartpole/ppo", "--space", "F", "--agent.clop", "1"], "clop"),
         (["cartpole/ppo", "--space", "no.json"], "no.json cannot be read"),
+        (["cartpole/ppo", "--space", "F", "--trial", "4"], "--trial; did you mean --trials?"),
     ],
 )
 def test_wrong_words_get_one_line(words, complaint, tmp_path, monkeypatch, capsys):
@@ -249,7 +251,13 @@ def test_a_search_that_is_stopped_goes_on_with_the_same_command(tmp_path, sent):
     wait_for(lambda: "outcome" in read_history(run)[-1], seconds=30)
     said, _ = (again := search(tmp_path, "--trials", "2")).communicate(timeout=120)
     assert again.returncode == 0, said
-    assert "(2 of 2)" in said and "best: " in said and "seedbed train cartpole/ppo" in said
+    assert "searching in study" in said and "seedbed train cartpole/ppo" in said
+    assert (
+        "(2 of 2)" in said
+        and "--log-every-s" not in said
+        and "best: " in said
+        and "seedbed train cartpole/ppo" in said
+    )
     assert [stint["outcome"] for stint in read_history(run)] == ["interrupted", "finished"]
     assert (tmp_path / "study" / "index.html").is_file()
 

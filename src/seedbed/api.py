@@ -25,7 +25,7 @@ from seedbed.policy import Policy, evaluate, policy_of, restore
 from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.bucket import kept, name_of, run_path
-from seedbed.run.callback import Callback, OnMetrics
+from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
 from seedbed.run.forms import PlainForms
@@ -91,6 +91,7 @@ def train(
     """
     if "on_metrics" in options:
         raise SeedbedError("train: on_metrics is called callback now")
+    require_callback(callback)
     folder = None if run is None else run_path(str(run))
     weights = start if isinstance(start, Weights | None) else Weights(start)
     named, changed = (None, agent) if isinstance(agent, dict) else (agent, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,26 @@ def loaded(config: TrainConfig, trust: bool, warn: Callable[[str], None]) -> Loa
         )
     agent = bind(config.agent, stacked_spec(spec, stack))
     state = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))
-    fit = fitting(weights, leaves, state, name, hasattr(agent, "with_params"))
+    try:
+        fit = fitting(weights, leaves, state, name, hasattr(agent, "with_params"))
+    except SeedbedError as error:
+        other = {} if loading.is_exported(source) else _other_options(source, config, trust)
+        had = ", ".join(f"{name}={value!r}" for name, value in other.items())
+        raise SeedbedError(f"{error}; its agent had {had}" if had else str(error)) from error
     told |= {"parts": len(fit.taken), "of": fit.wanted, **_flags(weights)}
     if fit.anew:
         told["anew"] = fit.anew
     return LoadedWeights(fit.taken, told)
+
+
+def _other_options(path: Path, config: TrainConfig, trust: bool) -> dict[str, Any]:
+    """Returns the options of a run's agent that the same kind of agent has not in a configuration."""
+    former, agent = saved_config(RunFolder.read(path), trust).agent, config.agent
+    if type(former) is not type(agent):
+        return {}
+    names = [field.name for field in dataclasses.fields(former) if field.name != "spec"]  # type: ignore[arg-type]
+    pairs = {name: (getattr(former, name), getattr(agent, name)) for name in names}
+    return {name: was for name, (was, now) in pairs.items() if was != now}
 
 
 def _of_run(

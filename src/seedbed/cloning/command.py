@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from seedbed.policy import evaluate, forms_of, frame_stack_of
 from seedbed.printable import pasted
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.history import RunSegment
 from seedbed.run.options import FusedConfig
 from seedbed.run.runtime import Start
 from seedbed.run.stacking import stacked_spec
@@ -55,6 +57,7 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     """Clones, plays what was learned, and tells how to go on."""
     declare(parser)
     own, rest = parser.parse_known_args(arguments)
+    flags.reject_near(rest, parser)
     given = flags.split_train_arguments([own.name, *rest])
     request = given.request
     if request.resume or request.start is not None or given.cluster is not None:
@@ -94,6 +97,7 @@ def clone(config: TrainConfig, data: Path, options: CloningOptions, run: Path, t
     folder = RunFolder.create(run, tell)
     with (
         folder.training(to_json(config)),
+        RunSegment(folder, time.time(), 0, lambda: False, tell, {"data": str(data.absolute())}),
         CheckpointWriter(folder.checkpoints, 1, lock=folder.lock, claim=folder.claim) as writer,
     ):
         state = imitate(agent, steps, stack, options, show)

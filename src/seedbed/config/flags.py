@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -71,6 +72,14 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     request = Request(target, agent, runtime, run, resume, trust, start, env, file)
     shown = switches["--help"] or switches["-h"]
     return TrainArguments(request, switches["--debug"], shown, tuple(rest), values["--cluster"])
+
+
+def reject_near(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Raises UsageError for an option that is nearly one of a command's own, such as --trial for --trials."""
+    own = [each for each in parser._option_string_actions if each.startswith("--")]
+    for word in (each.partition("=")[0] for each in words if each.startswith("--")):
+        if near := nearest(word, own, 1, 0.88):
+            raise UsageError(f"unknown option {word}; did you mean {near[0]}?")
 
 
 def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> TrainConfig:

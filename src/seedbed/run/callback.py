@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from seedbed.errors import SeedbedError
+from seedbed.nearest import did_you_mean
+
 OnMetrics: TypeAlias = Callable[[dict[str, Any]], Any]
 """A function that gets each line of metrics, as `Callback.on_metrics` does."""
 
@@ -48,6 +51,21 @@ class Callback:
         """
 
 
+def require_callback(callback: object) -> None:
+    """Raises SeedbedError for a class in place of an object, and for a method that nothing would call."""
+    if isinstance(callback, type):
+        raise SeedbedError(
+            f"train: callback is the class {callback.__name__}: give an object, {callback.__name__}()"
+        )
+    if not isinstance(callback, Callback):
+        return
+    known = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(callback):
+        if name.startswith("on_") and name not in known:
+            hint = did_you_mean(name, known)
+            raise SeedbedError(f"train: callback has a method {name}, which is not called{hint}")
+
+
 class _OfMetrics(Callback):
     """A callback of a function of metrics."""
 
@@ -76,7 +94,9 @@ class Listener:
         except Exception as error:
             if method not in self._failing:
                 text = "".join(traceback.format_exception_only(error)).strip()
-                self._warn(f"{method} failed: {text}; training goes on")
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{Path(last.filename).name}, line {last.lineno}"
+                self._warn(f"{method} failed: {text} ({where}); training goes on")
             self._failing.add(method)
             return False
         self._failing.discard(method)

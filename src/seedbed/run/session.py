@@ -52,12 +52,12 @@ class Session:
         self._weights = weights  # what a new run begins with
         self.start, self._begun = Start(), time.monotonic()
         self._stack = contextlib.ExitStack()
-        # What the next snapshot is wanted for: "save", "evaluate".
-        self._wanted: set[str] = set()
+        self._wanted: set[str] = set()  # what the next snapshot is for: "save", "evaluate"
         self._evaluation: Evaluation | None = None
         self._evaluating: Snapshot | None = None  # the snapshot that is being evaluated
         self._newest: Snapshot | None = None  # that of the newest checkpoint, without its arrays
         self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
+        self._judged = (-1, -1)  # its step and updates
 
     def __enter__(self) -> Session:
         self.interruption = self._stack.enter_context(stopping_signals(self.view.message))
@@ -200,15 +200,15 @@ class Session:
 
     def _finish(self) -> dict[str, Any]:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
-        # The line of a stopped run comes before its checkpoint: wall time goes on behind it.
         self.run.require_claim()
+        # The line of a stopped run comes before its checkpoint: wall time goes on behind it.
         metrics = self._line(self._log_line) if self.interrupted() else {}
-        # An evaluation that is still under way does not take the place of the last one.
-        confirmed = self._rules.confirmed
+        confirmed = self._rules.confirmed  # by an evaluation that has ended
         last = self._save_last()
         self._end_evaluation(self.interrupted)
         failure: Exception | None = None
-        if last is not None and not (self.interrupted() or confirmed):
+        judged = last is not None and (last.step, last.updates) == self._judged
+        if last is not None and not (self.interrupted() or confirmed or judged):
             self.view.message(f"trained; evaluating {self._options.evaluate_episodes} episodes")
             self._begin_evaluation(last)
             failure = self._end_evaluation(self.interrupted)
@@ -329,13 +329,12 @@ class Session:
             self.view.message(f"{error}; training goes on")
 
     def _write(self, snapshot: Snapshot, score: Score | None) -> None:
-        metadata, value = snapshot.metadata, None
-        if score is not None:
-            metadata, value = metadata | score.metadata, score.value
+        metadata = snapshot.metadata | (score.metadata if score else {})
+        value = score.value if score else None
         try:
             self._writer.save(snapshot.step, snapshot.arrays, metadata, value)
         except StorageError as error:
-            # An earlier write failed, and this one has been handed over. Only the last one must succeed.
+            # This write has been handed over, and only the last one must succeed.
             self.view.message(f"{error}; training goes on")
 
     def _begin_evaluation(self, snapshot: Snapshot) -> None:
@@ -381,8 +380,10 @@ class Session:
         """Shows what came of an evaluation that has ended, and returns its score, if there is one."""
         evaluation, snapshot = self._evaluation, self._evaluating
         assert evaluation is not None and snapshot is not None, "an evaluation has begun"
-        # The snapshot's arrays are not kept longer than they are needed.
-        self._evaluation, self._evaluating = None, None
+        self._evaluation, self._evaluating = (
+            None,
+            None,
+        )  # its arrays are not kept longer than needed
         at = f"at {snapshot.step:,} steps"
         if evaluation.failure is not None:
             # The figures of an earlier evaluation would look like those of this one.
@@ -393,6 +394,7 @@ class Session:
         if score is not None:
             self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()}
             self._evaluated["evaluation/env_steps"] = snapshot.step
+            self._judged = (snapshot.step, snapshot.updates)
             self.view.message(f"evaluation {at}: return {score.text}")
             self._tell("on_evaluation", snapshot.step, dict(score.metrics))
         return score

@@ -25,7 +25,7 @@ from seedbed.run.lines import read_lines
 from seedbed.run.signals import stopping_signals
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.tuning.page import write_page
-from seedbed.tuning.space import read_space, require_space
+from seedbed.tuning.space import read_space, require_space, start_of
 from seedbed.tuning.study import ENDED, Study, Trial, optuna
 from seedbed.types import UsageError
 
@@ -33,11 +33,13 @@ DESCRIPTION = """\
 Searches the options of a preset or an environment. Every trial is a run of `seedbed train` with the options
 that follow NAME; FILE is a JSON object of what varies:
 
-  {"agent.learning_rate": {"low": 1e-5, "high": 1e-2, "log": true}, "agent.activation": ["tanh", "relu"]}
+  {"agent.learning_rate": {"low": 1e-5, "high": 1e-2, "log": true},
+   "agent.activation": ["tanh", "relu"]}
 
-A trial's score is the mean return of its last evaluation. Trials that fall behind the others' median at an
-evaluation are given up. A search that was stopped or killed goes on with the same command; the same command
-on another machine that shares the folder helps."""
+A trial's score is the mean return of its last evaluation. Trials that fall
+behind the others' median at an evaluation are given up. A search that was
+stopped or killed goes on with the same command; the same command on another
+machine that shares the folder helps."""
 _EVALUATIONS = 8
 """Evaluations of a trial, if nothing else is asked for."""
 _AGAIN_S = 2.0
@@ -58,6 +60,7 @@ class Options(NamedTuple):
     jobs: int
     study: Path
     config: TrainConfig  # what the first trial trains
+    plain: TrainConfig  # the same without what was chosen for a trial's cores and for judging it
     trust: bool  # as `seedbed train` has it
 
 
@@ -87,16 +90,25 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     jobs = own.jobs or max(1, int(usable_cores()))
     # Sizes that follow from the machine are those of a trial's cores; and several share a GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    plain: list[TrainConfig] = []
+
+    def change(found: TrainConfig) -> TrainConfig:
+        plain.append(flags.override(found, given.rest, False))
+        return plain[-1]
+
     with on_cores(shares(jobs)[0]):
-        config = settle(request, lambda found: flags.override(found, given.rest, False)).config
-    every = config.runtime.evaluate_every or max(1, config.runtime.steps // _EVALUATIONS)
+        config = settle(request, change).config
+    every = config.runtime.evaluate_every
+    if not any("evaluate-every" in word.replace("_", "-") for word in given.rest):
+        # Those of a kind of task may be so rare that nothing could be given up.
+        every = max(1, config.runtime.steps // _EVALUATIONS)
     # A line of metrics has the newest evaluation only.
     often = min(1.0, config.runtime.log_every_s)
     runtime = dataclasses.replace(config.runtime, evaluate_every=every, log_every_s=often)
     config = dataclasses.replace(config, runtime=runtime)
     name = config.name.replace("/", "-").replace(":", "-") or "study"
     study = own.study or Path("runs") / f"tune-{name}"
-    return Options(own.space, own.trials, jobs, study, config, request.trust)
+    return Options(own.space, own.trials, jobs, study, config, plain[-1], request.trust)
 
 
 def shares(jobs: int) -> list[set[int]]:
@@ -185,7 +197,8 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     """
     space = read_space(options.space)
     require_space(options.config, space)
-    study = Study(options.study, options.config, space)
+    study = Study(options.study, options.config, space, options.plain)
+    tell(_begin(study))
     every = options.config.runtime.evaluate_every
     page = options.study / "index.html"
     free, jobs = shares(options.jobs), dict[int, _Job]()
@@ -263,14 +276,25 @@ def _best(study: Study, page: Path) -> str:
     best = study.best()
     if best is None:
         return f"no trial has ended with a return; see {printable(page)}"
-    command = flags.command(study.config_of(best))
+    command = study.command_of(best)
     return f"best: {best.value:.2f} in trial {best.number}; all in {printable(page)}\n{command}"
+
+
+def _begin(study: Study) -> str:
+    """Returns a line about what the search begins with."""
+    done = len(study.trials(*ENDED))
+    first = "the first trial is the configuration as it is"
+    if start_of(study.config, study.space) is None:
+        first = "the configuration as it is does not lie in the space, and is not tried"
+    how = f"{done} trials have ended before" if done else first
+    return f"searching in {printable(study.folder)}; {how}"
 
 
 def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell) -> int:
     """Runs the command; returns its exit status."""
     declare(parser)
     own, rest = parser.parse_known_args(arguments)
+    flags.reject_near(rest, parser)
     status, text = tune(options_of(own, rest), tell)
     tell(text)
     return status

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import flags
 from seedbed.tuning.space import Choice, Range
 from seedbed.tuning.study import ENDED, Study
 from seedbed.viewer.html import WEB, fill
@@ -65,7 +64,7 @@ def _best(study: Study) -> str:
     best = study.best()
     if best is None:
         return "<p>No trial has ended with a return yet.</p>"
-    command = text(flags.command(study.config_of(best)))
+    command = text(study.command_of(best))
     return f"<p>Trial {best.number}: {best.value:.2f}</p><pre>{command}</pre>"
 
 

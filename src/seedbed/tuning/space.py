@@ -105,7 +105,10 @@ def applied(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 
 def require_space(config: TrainConfig, space: Space) -> None:
     """Raises SeedbedError if an option is unknown, or cannot have one of its bounds or values."""
+    runtime = {field.name for field in dataclasses.fields(config.runtime)}
     for name, dimension in space.items():
+        if "." not in name and name not in runtime and hasattr(config.agent, name):
+            raise SeedbedError(f"the space names {name!r}; did you mean agent.{name}?")
         ends = (
             dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
         )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json
 from seedbed.files import write_json
@@ -69,13 +70,16 @@ class Trial:
 class Study:
     """The trials of a search. For one thread."""
 
-    def __init__(self, folder: Path, config: TrainConfig, space: Space) -> None:
-        """Opens the study in a folder, or begins one.
+    def __init__(
+        self, folder: Path, config: TrainConfig, space: Space, plain: TrainConfig | None = None
+    ) -> None:
+        """Opens the study in a folder, or begins one; `plain` is what its commands are told by.
 
         Raises SeedbedError if the study there is of another space or configuration, and StorageError if the
         folder cannot be written.
         """
         self.folder, self.config, self.space = folder, config, space
+        self._plain = plain or config
         self._optuna = optuna()
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._mine: set[int] = set()
@@ -192,9 +196,9 @@ class Study:
         """Returns the values of a trial's options, by name."""
         return {name: value_of(self.space[name], x) for name, x in record.params.items()}
 
-    def config_of(self, record: Any) -> TrainConfig:
-        """Returns the configuration of a trial."""
-        return applied(self.config, self.values_of(record))
+    def command_of(self, record: Any) -> str:
+        """Returns the command that trains a trial's options; "" if there is none."""
+        return flags.command(applied(self._plain, self.values_of(record)))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -225,7 +225,7 @@ def code_of(config: HostEnvConfig | Environment) -> str:
         return f"{PREFIX}{texts[0]}" if texts else ""
     if is_pickled(config):
         name = dict(inside.kwargs).get("name")
-        return f"of a pickled function {name!r}, which cannot be read before it runs"
+        return f"{name!r}, pickled code"
     if not isinstance(config, GymEnv):
         return str(getattr(config, "factory", ""))
     found = None if ":" in config.id else gymnasium.registry.get(config.id)
