@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from seedbed.types import (
     Timestep,
     bind,
 )
+from waiting import wait_for
 
 VECTOR = ArraySpec((3,), "float32")
 BOX = Box((2,), (-2.0, 0.0), (2.0, 1.0))
@@ -219,3 +223,21 @@ def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
     assert cli.main([*words[:3], "--agent", "dqn"]) == 1
     assert "no policy to clone into" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clone", "data.npz", "next"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_clone_that_is_stopped_leaves_nothing(tmp_path, sent):
+    words = ["clone", "cartpole/ppo", str(balance(tmp_path)), "--run", "clone"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seedbed", *words, "--updates", "1000000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for((tmp_path / "clone" / "config.json").exists, process)
+    process.send_signal(sent)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]

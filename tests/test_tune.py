@@ -213,6 +213,21 @@ def test_a_trial_that_was_asked_to_stop_goes_on_later(tmp_path, monkeypatch, sta
     assert again is not None and again.number == job.trial.number
 
 
+def test_a_trial_that_was_over_when_its_search_was_killed_keeps_its_score(tmp_path, monkeypatch):
+    job = job_of(Study(tmp_path, CONFIG, SPACE), monkeypatch, Process())
+    line = {"env_steps": 900, "evaluation/env_steps": 900, "evaluation/episode_return_mean": 7.0}
+    job.trial.run.mkdir()
+    (job.trial.run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    job.trial.release()
+    study = Study(tmp_path, CONFIG, SPACE)
+    again = job_of(study, monkeypatch, Process(0))
+    assert again.trial.number == job.trial.number
+    wrote(again, (900, 8.0))
+    command._look(study, again, 100)
+    assert command._end(study, again)
+    assert [record.value for record in study.trials("COMPLETE")] == [8.0]
+
+
 def test_a_run_that_never_becomes_free_fails(tmp_path, monkeypatch):
     study = Study(tmp_path, CONFIG, SPACE)
     job = job_of(study, monkeypatch, *(Process(75) for _ in range(99)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,7 +66,12 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     config = settle(request, lambda found: flags.override(found, given.rest, False)).config
     options = CloningOptions(own.updates, own.batch, own.learning_rate, config.runtime.seed)
     run = request.run or default_path(f"clone-{config.name}")
-    clone(config, own.data, options, run, tell)
+    # Either signal ends the command, and the folder that it has begun is removed.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        clone(config, own.data, options, run, tell)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     result = evaluate(run, episodes=config.runtime.evaluate_episodes, trust=True)
     tell(
         f"cloned with a mean return of {result['episode_return_mean']:.2f} in "

@@ -371,6 +371,7 @@ class Session:
         # The arrays are written already, so this adds the score only. No score is added if learning has gone
         # on at the same step: the newer checkpoint has other arrays under that name.
         if snapshot.metadata is newest.metadata:
+            # A run that resumes from this checkpoint has also spent the time of this evaluation.
             start = snapshot.metadata["start"] | {"wall_s": self._wall_s()}
             self._write(snapshot._replace(metadata=snapshot.metadata | {"start": start}), score)
         elif snapshot.step < newest.step:
@@ -380,10 +381,8 @@ class Session:
         """Shows what came of an evaluation that has ended, and returns its score, if there is one."""
         evaluation, snapshot = self._evaluation, self._evaluating
         assert evaluation is not None and snapshot is not None, "an evaluation has begun"
-        self._evaluation, self._evaluating = (
-            None,
-            None,
-        )  # its arrays are not kept longer than needed
+        # The snapshot's arrays are not kept longer than they are needed.
+        self._evaluation, self._evaluating = None, None
         at = f"at {snapshot.step:,} steps"
         if evaluation.failure is not None:
             # The figures of an earlier evaluation would look like those of this one.

@@ -53,7 +53,7 @@ Tell = Callable[[str], None]
 
 
 class Options(NamedTuple):
-    """What a search is to do."""
+    """The options of `seedbed tune`, checked, with the configuration of its trials."""
 
     space: Path
     trials: int
@@ -161,7 +161,7 @@ class _Job:
             )
 
     def look(self) -> list[tuple[int, float]]:
-        """Returns steps and scores of the evaluations that are new since the last call."""
+        """Returns steps and scores of evaluations since the last call that no process has reported."""
         path = self.trial.run / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size == self._seen:
@@ -169,8 +169,12 @@ class _Job:
         self._seen, found = size, []
         for line in read_lines(path):
             score, step = line.get(_SCORE), line.get(_SCORED, -1)
-            if isinstance(score, int | float) and step > self.step:
-                self.step, self.score = int(step), float(score)
+            if not isinstance(score, int | float):
+                continue
+            # A run that was over when its search was killed evaluates the same step again.
+            self.score = float(score)
+            if step > self.step:
+                self.step = int(step)
                 found.append((self.step, self.score))
         return found
 
