@@ -37,7 +37,6 @@ import psutil
 from parameter_server import Server, cpu
 from seedbed.agents.dqn import Batch, Dqn
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.nets.torsos import TorsoName
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.replay_folder import layout_of
@@ -50,7 +49,7 @@ from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 MB = 1e6
 SIZES = (1, 2, 8)  # shards with which costs are measured
 UNSEEN = 4  # shards with which they are tried
-NETWORKS: tuple[TorsoName, ...] = ("small", "nature")  # 0.7 and 1.7 million parameters
+NETWORKS: tuple[str, ...] = ("small", "nature")  # 0.7 and 1.7 million parameters
 MOST_LAG = ParamServerConfig().most_lag
 ENVIRONMENTS = 16  # of a learner
 LATENCY_S = 1e-4  # of the network, one way
@@ -101,7 +100,7 @@ class Measured(NamedTuple):
 ENV, SPEC = AtariEnv("pong"), EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
 
 
-def make_agent(network: TorsoName) -> Dqn:
+def make_agent(network: str) -> Dqn:
     """Returns Pong's DQN."""
     return bind(Dqn(torso=network), stacked_spec(SPEC, ENV.frame_stack))
 
@@ -126,7 +125,7 @@ def traffic(agent: Dqn, shards: int) -> Traffic:
 
 
 @contextlib.contextmanager
-def serving(shards: int, network: TorsoName) -> Iterator[Server]:
+def serving(shards: int, network: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), True, shards, make_agent(network))
         try:
@@ -135,7 +134,7 @@ def serving(shards: int, network: TorsoName) -> Iterator[Server]:
             server.close()
 
 
-def measure(shards: int, network: TorsoName, seconds: float) -> Measured:
+def measure(shards: int, network: str, seconds: float) -> Measured:
     """Measures round trips over TLS on this machine."""
     with serving(shards, network) as server:
         server.round_trips(0.3 * seconds)

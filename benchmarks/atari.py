@@ -158,8 +158,8 @@ def main() -> None:
             rows.append(row(game, lines, chance, run))
         except CommandError as error:
             raise SystemExit(str(error)) from None
-        title = f"{game}: mean score of the last 100 games; dashed: random play"
-        picture = learning.curve({0: lines}, float(chance.mean()), title)
+        title = f"{game}: mean score of the last 100 games"
+        picture = learning.curve({0: lines}, float(chance.mean()), title, "random play")
         (out / f"{name}-{game}.svg").write_text(picture)
         pictures.append(f"![{game}]({name}-{game}.svg)")
         print(rows[-1], flush=True)

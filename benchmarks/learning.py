@@ -100,8 +100,21 @@ def label(curve: int | str) -> str:
     return curve if isinstance(curve, str) else f"seed {curve}"
 
 
-def curve(curves: Curves, target: float | None, title: str) -> str:
-    """Draws the mean training return against wall-clock time as SVG; `target` is a dashed line."""
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Returns round numbers that cover an interval: the outer two are at or beyond its ends."""
+    if high - low <= 1e-6 * max(abs(high), 1.0):
+        low, high = low - 1.0, high + 1.0
+    least = (high - low) / (most - 1)
+    scale = 10.0 ** math.floor(math.log10(least))
+    for step in (scale, 2 * scale, 2.5 * scale, 5 * scale, 10 * scale, 20 * scale):
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first < most:
+            break
+    return [step * i for i in range(first, last + 1)]
+
+
+def curve(curves: Curves, target: float | None, title: str, dashed: str = "target") -> str:
+    """Draws the mean training return against wall-clock time as SVG; `target` is a line called `dashed`."""
     longest = max(lines[-1]["wall_s"] for lines in curves.values())
     unit, name = (1.0, "seconds") if longest < 120 else (60.0, "minutes")
     points = {
@@ -109,9 +122,9 @@ def curve(curves: Curves, target: float | None, title: str) -> str:
         for seed, lines in curves.items()
     }
     every = [point for line in points.values() for point in line]
-    x_max = max(x for x, _ in every)
-    low = min(y for _, y in every)
-    high = max(max(y for _, y in every), low if target is None else target)
+    levels = [y for _, y in every] + ([] if target is None else [target])
+    times, returns = ticks(0.0, max(x for x, _ in every)), ticks(min(levels), max(levels))
+    x_max, low, high = times[-1], returns[0], returns[-1]
 
     def place(x: float, y: float) -> str:
         return (
@@ -125,23 +138,35 @@ def curve(curves: Curves, target: float | None, title: str) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="18" font-size="14">{title}</text>',
     ]
-    for i in range(6):
-        x, y = x_max * i / 5, low + (high - low) * i / 5
+    for y in returns:
         left, right = place(0, y), place(x_max, y)
+        beside = float(left.split(",")[1]) + 4
         parts.append(f'<polyline points="{left} {right}" stroke="#ddd" fill="none"/>')
-        parts.append(f'<text x="8" y="{float(left.split(",")[1]) + 4:.1f}">{y:.1f}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{beside:.1f}" text-anchor="end">{written(y)}</text>')
+    for x in times:
+        middle = place(x, low).split(",")[0]
         parts.append(
-            f'<text x="{place(x, low).split(",")[0]}" y="{HEIGHT - 30}" text-anchor="middle">{x:.0f}</text>'
+            f'<text x="{middle}" y="{HEIGHT - 30}" text-anchor="middle">{written(x)}</text>'
         )
     dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
     if target is not None:
-        parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
+        left, right = place(0, target), place(x_max, target)
+        level = float(left.split(",")[1])
+        beside = level - 4 if level > TOP + 16 else level + 13  # the title is above
+        named = f"{dashed} {written(target)}"
+        parts.append(f'<polyline points="{left} {right}" {dashes}/>')
+        parts.append(
+            f'<text x="{LEFT + 90}" y="{beside:.1f}" fill="#555" font-size="11">{named}</text>'
+        )
     # Returns rise: below the later part of many curves there is room for their names.
     many = len(points) > 3
     x, top = (WIDTH - 120, HEIGHT - 60 - 16 * len(points)) if many else (LEFT + 10, TOP)
     for index, (seed, line) in enumerate(sorted(points.items())):
         color, path = LIGHT[index % len(LIGHT)], " ".join(place(*point) for point in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
+        if len(line) == 1:
+            at, height = path.split(",")
+            parts.append(f'<circle cx="{at}" cy="{height}" r="3" fill="{color}"/>')
         parts.append(
             f'<text x="{x}" y="{top + 16 + 16 * index}" fill="{color}">{label(seed)}</text>'
         )
@@ -149,6 +174,11 @@ def curve(curves: Curves, target: float | None, title: str) -> str:
         f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text></svg>'
     )
     return "\n".join(parts) + "\n"
+
+
+def written(value: float) -> str:
+    """Writes a number on an axis for people."""
+    return f"{round(value, 6) + 0.0:,.10g}"
 
 
 def minutes(seconds: float) -> str:

@@ -24,8 +24,6 @@ html_theme = "furo"
 html_title = "Seedbed"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# A page from file:// may not fetch others, which the summaries of search results would need.
-html_show_search_summary = False
 html_copy_source = html_show_sourcelink = False
 html_show_copyright = False
 # Two hyphens are those of an option.

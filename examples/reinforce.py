@@ -1,7 +1,7 @@
 """An agent of your own: REINFORCE (Williams 1992) with a value as its baseline (docs/write-an-agent.md).
 
-Start in this folder. `seedbed train cartpole --agent reinforce:Reinforce` steps environments of the host;
-`seedbed train seedbed.envs.device.classic.cartpole:CartPole --agent reinforce:Reinforce` is fused.
+Start in this folder. `seedbed train CartPole-v1 --agent reinforce:Reinforce` steps environments of the host;
+`seedbed train cartpole --agent reinforce:Reinforce` is fused.
 """
 
 import dataclasses

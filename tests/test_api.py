@@ -75,7 +75,7 @@ class Images(Mixed):
 
 
 def config_of(name):
-    config = resolve.train_config("cartpole")
+    config = resolve.train_config("cartpole/impala")
     if name == "Images":
         return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:Images", frame_stack=2))
     if name in ("Mixed", "Shifted"):

@@ -228,7 +228,7 @@ def trained(monkeypatch, tmp_path):
 
 
 def test_train_overrides_and_resumes(trained, capsys, tmp_path):
-    arguments = "train cartpole --run r --steps 2e6 --seed 3 --actors=1 --envs-per-actor 8 "
+    arguments = "train cartpole/impala --run r --steps 2e6 --seed 3 --actors=1 --envs-per-actor 8 "
     arguments += "--agent.learning-rate 3e-4 --central.evaluate-every 0 --env.frame_stack 2"
     assert cli.main(arguments.split()) == 0
     call = trained[0]
@@ -238,21 +238,21 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
     assert call.agent.learning_rate == 3e-4
     assert call.agent.spec is None
     assert call.env.frame_stack == 2
-    assert type(call.agent) is type(resolve.train_config("cartpole").agent)
+    assert type(call.agent) is type(resolve.train_config("cartpole/impala").agent)
     out = capsys.readouterr().out
     assert (
         "trained with a mean return of 18.50 in evaluation; play it with: seedbed evaluate r" in out
     )
     assert json.loads((tmp_path / "r" / "config.json").read_text())["name"] == "cartpole/impala"
 
-    assert cli.main(["train", "cartpole", "--run", "r"]) == 1
+    assert cli.main(["train", "cartpole/impala", "--run", "r"]) == 1
     assert "continue it with --resume" in capsys.readouterr().err
     assert cli.main(["train", "--resume", "--run", "r", "--steps", "3e6"]) == 0
     assert trained[1].agent == call.agent
     assert trained[1].config == dataclasses.replace(call.config, steps=3_000_000)
     assert cli.main(["train", "cartpole/impala", "--resume", "--run", "r"]) == 0
     assert trained[2].config.steps == 3_000_000  # overrides become the run's own
-    assert cli.main(["train", "cartpole", "--agent", "impala", "--resume", "--run", "r"]) == 0
+    assert cli.main(["train", "cartpole/impala", "--resume", "--run", "r"]) == 0
     assert cli.main(["train", "--agent", "impala", "--resume", "--run", "r"]) == 0
     capsys.readouterr()
     for other in ("pong", "cartpole --agent my:Agent", "--agent my:Agent"):
@@ -264,7 +264,7 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
 def test_a_refused_resume_changes_nothing(trained, capsys, monkeypatch, tmp_path):
     from seedbed.central import train as central
 
-    arguments = ["train", "cartpole", "--run", "r", "--steps", "10"]
+    arguments = ["train", "cartpole/impala", "--run", "r", "--steps", "10"]
     assert cli.main(arguments) == 0
     before = (tmp_path / "r" / "config.json").read_bytes()
     monkeypatch.setattr(central, "train", raises(SeedbedError("is of another agent")))
@@ -288,10 +288,10 @@ def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
         "from seedbed.agents.impala import Impala\nclass Mine(Impala): pass\n"
     )
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert cli.main(["train", "cartpole", "--run", "r", "--agent", "my_local_agent:Mine"]) == 0
+    assert cli.main(["train", "CartPole-v1", "--run", "r", "--agent", "my_local_agent:Mine"]) == 0
     assert type(trained[0].agent).__name__ == "Mine"
     assert cli.main(["train", "--resume", "--run", "r"]) == 0
-    named = ["train", "cartpole", "--agent", "my_local_agent:Mine", "--resume", "--run", "r"]
+    named = ["train", "CartPole-v1", "--agent", "my_local_agent:Mine", "--resume", "--run", "r"]
     assert cli.main(named) == 0
 
 
@@ -301,7 +301,7 @@ def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypat
     monkeypatch.setattr(
         central, "train", lambda **given: {"interrupted": True, "run": str(given["run"].path)}
     )
-    assert cli.main(["train", "cartpole"]) == ExitStatus.STOPPED
+    assert cli.main(["train", "cartpole/impala"]) == ExitStatus.STOPPED
     out = capsys.readouterr().out
     assert re.search(
         r"go on with: seedbed train --resume --run runs/cartpole-impala-\d{8}-\d{6}", out
@@ -311,7 +311,7 @@ def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypat
 def test_actors_are_those_that_the_container_allows_and_stay_so(trained, monkeypatch, tmp_path):
     monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 2.5)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    assert cli.main(["train", "cartpole", "--run", "r", "--actors", "0"]) == 0
+    assert cli.main(["train", "cartpole/impala", "--run", "r", "--actors", "0"]) == 0
     assert json.loads((tmp_path / "r" / "config.json").read_text())["central"]["actors"] == 2
     monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 0.5)
     assert cli.main(["train", "--resume", "--run", "r"]) == 0
@@ -325,7 +325,7 @@ def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, t
 
     nothing = "interrupted before training began: there was nothing to save"
     monkeypatch.setattr(central, "train", raises(StoppedEarly()))
-    assert cli.main(["train", "cartpole", "--run", "r"]) == ExitStatus.STOPPED
+    assert cli.main(["train", "cartpole/impala", "--run", "r"]) == ExitStatus.STOPPED
     captured = capsys.readouterr()
     assert captured.err == f"seedbed: {nothing}\n"
     assert "saved" not in captured.out.replace(nothing, "")
@@ -336,7 +336,7 @@ def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path)
     from seedbed.central import train as central
 
     monkeypatch.setattr(central, "train", raises(SeedbedError("no such ROM: install it")))
-    assert cli.main(["train", "cartpole", "--run", "r"]) == 1
+    assert cli.main(["train", "cartpole/impala", "--run", "r"]) == 1
     assert capsys.readouterr().err == "seedbed: no such ROM: install it\n"
     assert not (tmp_path / "r").exists()
 
@@ -344,7 +344,7 @@ def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path)
 @pytest.fixture
 def run_with_checkpoint(tmp_path):
     """A run of CartPole with the checkpoint of an untrained agent."""
-    return write_run(tmp_path / "run", resolve.train_config("cartpole"))
+    return write_run(tmp_path / "run", resolve.train_config("cartpole/impala"))
 
 
 @pytest.mark.slow
@@ -355,7 +355,7 @@ def test_the_newest_checkpoint_plays_if_it_is_asked_for(tmp_path, monkeypatch, c
     result = {"episode_return_mean": 1.0, "episode_return_std": 0.0, "episodes": 1}
     monkeypatch.setattr(evaluation, "evaluate", lambda **options: dict(result))
     scores = {500: -10.5, 900: None}
-    run = str(write_run(tmp_path / "run", resolve.train_config("cartpole"), scores))
+    run = str(write_run(tmp_path / "run", resolve.train_config("cartpole/impala"), scores))
     assert cli.main(["evaluate", run, "--json"]) == 0
     found = capsys.readouterr()
     assert json.loads(found.out)["env_steps"] == 500
@@ -416,7 +416,7 @@ class Custom:
 
 def test_options_of_an_agent_of_ones_own(capsys):
     config = dataclasses.replace(
-        resolve.train_config("cartpole"), agent=Custom(), name="cartpole/x"
+        resolve.train_config("cartpole/impala"), agent=Custom(), name="cartpole/x"
     )
     changed = flags.override(config, ["--agent.flag", "--agent.sizes", "3", "4"], False)
     assert changed.agent == Custom(flag=True, sizes=(3, 4))

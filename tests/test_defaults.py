@@ -137,7 +137,7 @@ def test_a_replay_of_vectors_begins_soon_and_fits_in_memory():
 
 
 def test_a_preset_goes_before_the_table():
-    assert train_config("cartpole").name == "cartpole/impala"
+    assert train_config("cartpole").name == "cartpole/ppo"
     assert train_config("cartpole", "ppo").env == CartPole()
     assert task_of(Pendulum()) == Task("device", "vectors", "bounded Box")
 

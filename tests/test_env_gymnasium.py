@@ -105,6 +105,37 @@ def test_the_vector_environment_resets_in_the_step_after_an_end():
     assert env.unwrapped.closed
 
 
+def test_without_auto_reset_the_caller_says_which_episodes_open():
+    """Those that are not masked stay where they are; a step before the reset of an ended one is refused."""
+    disabled = AutoresetMode.DISABLED
+    env = make_gymnasium(LIMITED, 4, seed=1, autoreset_mode=disabled)
+    assert env.metadata["autoreset_mode"] == env.autoreset_mode == disabled
+    other = make_gymnasium(LIMITED, 4, seed=1)
+    now, _ = env.reset()
+    np.testing.assert_array_equal(other.reset()[0], now)
+    opened = 0
+    for t in range(60):
+        now, _, terminated, truncated, _ = env.step(np.full(4, t % 2))
+        if opened == 0:
+            np.testing.assert_array_equal(other.step(np.full(4, t % 2))[0], now)
+        ended = terminated | truncated
+        if ended.any():
+            with pytest.raises(SeedbedError, match=rf"reset of \[{np.flatnonzero(ended)[0]}"):
+                env.step(np.zeros(4, int))
+            after, _ = env.reset(options={"reset_mask": ended})
+            np.testing.assert_array_equal(after[~ended], now[~ended])
+            assert (np.abs(after[ended]) <= 0.05).all() and (after[ended] != now[ended]).all()
+            opened += ended.sum()
+    assert opened >= 12
+    for mask in ([True], np.ones(4)):
+        with pytest.raises(SeedbedError, match=r"reset_mask has shape .*; give bools \[4\]"):
+            env.reset(options={"reset_mask": mask})
+    with pytest.raises(SeedbedError, match=r"unknown options \['reset_mask'\]"):
+        other.reset(options={"reset_mask": np.ones(4, bool)})
+    with pytest.raises(SeedbedError, match=r"autoreset_mode is .*SAME_STEP; give"):
+        make_gymnasium(LIMITED, 4, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
 @pytest.mark.slow
 def test_infos_hold_the_metrics():
     _, info = make_gymnasium(HOPPER).reset(seed=0)

@@ -74,6 +74,14 @@ def test_nine_of_ten_ants_are_identified(tmp_path):
     assert (tmp_path / "plot.svg").read_text().count("<svg") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["torch", "torchrl"])
+def test_other_libraries_train_our_ant(package):
+    pytest.importorskip(package)
+    told = ran("one_file_ppo.py" if package == "torch" else "torchrl_ppo.py", "--steps", "100_000")
+    assert re.search(r"81,920 steps, return -?\d+", told)
+
+
 def ran(name: str, *arguments: str) -> str:
     """Runs an example; returns what it says."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]

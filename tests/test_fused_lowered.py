@@ -106,13 +106,16 @@ def test_every_preset_lowers_with_the_sizes_of_a_gpu(name, gpu):
     program = Program(config.env, config.agent, config.runtime)
     text = iteration(program)
     assert calls(text) == {KERNEL}
-    # Those that begin with Euler's integrator have a kernel for each of the two.
-    assert kernels(text) == [{program.plan.envs}] * (2 if program.euler_steps else 1)
+    # Another kernel for Euler's integrator, for the openings of a generation, or for derivatives.
+    experience = config.agent.experience
+    more = [getattr(experience, name, False) for name in ("episodes", "differentiated")]
+    two = program.euler_steps > 0 or any(more)
+    assert kernels(text) == [{program.plan.envs}] * (2 if two else 1)
 
 
-IMPALA = Impala(torso="impala", lstm_size=16, compute_dtype="bfloat16")
+IMPALA = Impala(torso="resnet", lstm_size=16, compute_dtype="bfloat16")
 R2D2 = R2d2(
-    torso="impala",
+    torso="resnet",
     lstm_size=16,
     compute_dtype="bfloat16",
     sequence=8,
@@ -146,7 +149,7 @@ class Camera:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torso", ["nature", "impala"])
+@pytest.mark.parametrize("torso", ["nature", "resnet"])
 def test_convolutions_are_those_of_xla(torso):
     agent = dataclasses.replace(TINY, torso=torso, normalise_observations=True)
     text = iteration(Program(Camera(), agent, FusedConfig()))

@@ -202,7 +202,9 @@ def test_a_configuration_survives_json_and_files_in_it_are_code() -> None:
             "envpool:a",
         )
     name = "cartpole/envpool:Evil"
-    assert flags.command(dataclasses.replace(resolve.train_config("cartpole"), name=name)) == ""
+    assert (
+        flags.command(dataclasses.replace(resolve.train_config("cartpole/impala"), name=name)) == ""
+    )
     assert set(versions.of(config)) <= {"envpool"}
 
 

@@ -67,7 +67,7 @@ def trained(interrupted: bool) -> Said:
     def say(run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> str:
         summary = {"interrupted": interrupted, "run": str(run)}
         patch.setattr(api, "train_settled", lambda *_, **__: summary)
-        cli.main(["train", "cartpole"])
+        cli.main(["train", "cartpole/impala"])
         return capture.readouterr().out
 
     return say

@@ -60,13 +60,16 @@ def test_a_host_takes_no_more_than_some_node_has(sizes, wanted):
 )
 def test_what_is_no_number_of_hosts_is_refused(cluster, text, capsys, tmp_path):
     run = tmp_path / "run"
-    assert cli.main(["train", "cartpole", "--cluster", cluster, "--run", str(run)]) == 2
+    assert cli.main(["train", "cartpole/impala", "--cluster", cluster, "--run", str(run)]) == 2
     assert text in capsys.readouterr().err and not run.exists()
 
 
 def test_without_ray_the_line_says_how_to_install_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert cli.main(["train", "cartpole", "--cluster", "ray", "--run", str(tmp_path / "run")]) == 1
+    assert (
+        cli.main(["train", "cartpole/impala", "--cluster", "ray", "--run", str(tmp_path / "run")])
+        == 1
+    )
     assert "pip install 'seedbed[ray]'" in capsys.readouterr().err
 
 

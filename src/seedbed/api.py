@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import AutoresetMode
 
 from seedbed import starting
 from seedbed.arguments import checked, require, require_fields
@@ -139,21 +140,26 @@ def _tell(text: str) -> None:
 
 @checked
 def make_gymnasium(
-    name: str, num_envs: int | None = None, seed: int | None = None, **options: Any
+    name: str,
+    num_envs: int | None = None,
+    seed: int | None = None,
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+    **options: Any,
 ) -> gymnasium.Env | gymnasium.vector.VectorEnv:
     """Makes a Gymnasium environment from an on-device one, or a vector environment if `num_envs` is given.
 
     `name` is a short name such as ant, or `module:Class`. `options` are fields of the environment. `seed` is
     that of the first reset that is given none. Observations and actions have the shapes of Gymnasium's
     spaces; those of a vector environment are `[num_envs, ...]`, and an ended environment resets itself in the
-    next step. Raises SeedbedError for host environments and unknown options.
+    next step, or with `autoreset_mode` DISABLED where `reset(options={"reset_mask": mask})` says. Raises
+    SeedbedError for host environments and unknown options.
     """
     from seedbed.envs.device.gymnasium_api import make_gymnasium as make
 
     env = _task("gymnasium.make", name, options)
     if seed is not None:
         require_seed(seed)
-    return make(env, num_envs, seed)
+    return make(env, num_envs, seed, autoreset_mode)
 
 
 @checked

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,8 +14,9 @@ from jax import Array
 
 from seedbed import trees
 from seedbed.nets.convolution import Scaling
+from seedbed.nets.own import check_torso, is_own, name_of, require_form
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import TorsoName, auto_torso, is_image
+from seedbed.nets.torsos import TORSOS, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.spaces import ACTION_MASK, PRIVILEGED, without
@@ -167,8 +169,9 @@ class NetworkAgent(BaseAgent):
     normalise_observations: bool = False
     """Whether to shift and scale each number by its running mean and deviation and clip it to [-5, 5]."""
 
-    torso: TorsoName = "auto"
-    """Network for images; auto is nature from 36 x 36 pixels, small from 20 x 20. All else uses the mlp."""
+    torso: str = "auto"
+    """Network for images: auto, nature, small, resnet, mlp; auto is nature from 36 x 36 pixels, small from
+    20 x 20. All else uses the mlp. module:Name is a flax module of your own, for all of an observation."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of the mlp's layers, one number for each layer."""
     activation: ActivationName = "relu"
@@ -179,6 +182,17 @@ class NetworkAgent(BaseAgent):
         super().__post_init__()
         self._require("0 or more", lambda x: x >= 0, "reward_clip")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
+        if isinstance(self.torso, nn.Module):
+            object.__setattr__(self, "torso", name_of(self.torso))
+        if is_own(self.torso):
+            require_form(self.torso)
+            if self.spec is not None:
+                check_torso(self.torso, self._zero_observation(2), self.normalise_observations)
+            return
+        if self.torso not in TORSOS:
+            raise SeedbedError(
+                f"{self._name}.torso is {self.torso!r}; give {', '.join(TORSOS)}, or module:Name of your own"
+            )
         needs_images = self.torso not in ("auto", "mlp")
         if self.spec is not None and needs_images and not self._sees_images():
             raise SeedbedError(

@@ -54,9 +54,11 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
         described = data["env"]
         env = decode(described, trust) if "class" in described else registry.from_json(described)
         trust.require_env(env)
+        agent = decode(data["agent"], trust)
+        trust.require_agent(agent)
         return TrainConfig(
             env,
-            decode(data["agent"], trust),
+            agent,
             construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
             _start(data),

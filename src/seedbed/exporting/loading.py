@@ -57,11 +57,12 @@ def read(folder: Path) -> ExportedAgent:
         described, frame_stack = contract["agent"], int(contract["frame_stack"])
         name, options, files = described["name"], described["options"], contract["files"]
         size, digest = files[PARAMETERS]["bytes"], files[PARAMETERS]["sha256"]
-        if name is None:
+        torso = str(options.get("torso", ""))
+        if name is None or ":" in torso:
+            what = f"the agent {described['class']}" if name is None else f"the torso {torso}"
             raise SeedbedError(
-                f"{printable(folder)} is of the agent {described['class']}, which is not Seedbed's own: "
-                "play its "
-                "policy.onnx with onnxruntime, or the run with the agent's code"
+                f"{printable(folder)} is of {what}, which is not Seedbed's own: play its policy.onnx with "
+                "onnxruntime, or the run with that code"
             )
         shown = _observation(contract["observation"])
         # Contracts of earlier versions have none.

@@ -11,7 +11,7 @@ from jax import Array
 
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.recurrent import LSTM, initial_lstm_state, memory_inputs
-from seedbed.nets.torsos import Torso, TorsoName
+from seedbed.nets.torsos import Torso
 from seedbed.spaces import PRIVILEGED, without
 from seedbed.types import Tree
 
@@ -29,7 +29,7 @@ class ActorCritic(nn.Module):
     """
 
     parameter_size: int
-    image: TorsoName = "nature"
+    image: str = "nature"
     sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
     value_sizes: tuple[int, ...] = ()
     """Units of the mlp's layers in the value's own torso (and memory); if empty, it shares the policy's."""

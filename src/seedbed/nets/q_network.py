@@ -13,7 +13,7 @@ from seedbed.nets.heads import DuelingHead
 from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.recurrent import LSTM, LSTMState, memory_inputs
-from seedbed.nets.torsos import Torso, TorsoName
+from seedbed.nets.torsos import Torso
 from seedbed.types import Tree
 
 
@@ -21,7 +21,7 @@ class QNetwork(nn.Module):
     """A network from observations to action values; with `head_size` it has a dueling head."""
 
     num_actions: int
-    image: TorsoName = "nature"
+    image: str = "nature"
     sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
     activation: ActivationName = "relu"
     head_size: int = 0
@@ -49,7 +49,7 @@ class RecurrentQNetwork(nn.Module):
     """
 
     num_actions: int
-    image: TorsoName = "nature"
+    image: str = "nature"
     sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
     activation: ActivationName = "relu"
     head_size: int = 512  # hidden units of each stream of the dueling head

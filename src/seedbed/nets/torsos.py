@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,12 +18,14 @@ from jax import Array
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.orthogonal import orthogonal
+from seedbed.nets.own import is_own, own_torso
 from seedbed.nets.pooling import max_pool
 from seedbed.nets.products import dot_general_in
 from seedbed.nets.residual import residual_block
 from seedbed.types import SeedbedError, Tree
 
-TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
+TORSOS = ("auto", "nature", "small", "resnet", "mlp")
+"""Names of the torsos that are here; any other is a user's (see `own`)."""
 SMALLEST = {"nature": 36, "small": 20}
 """Smallest height and width in pixels of an image for a torso."""
 hidden_init = orthogonal(2**0.5)
@@ -45,7 +47,7 @@ def fits_convolutions(shape: tuple[int, ...]) -> bool:
     return is_image(shape) and min(shape[:2]) >= SMALLEST["small"]
 
 
-def auto_torso(shape: tuple[int, ...]) -> TorsoName:
+def auto_torso(shape: tuple[int, ...]) -> str:
     """Chooses the torso for observations of this shape.
 
     An image gets nature from 36 x 36 pixels, small from 20 x 20. Smaller images and matrices, vectors and
@@ -150,7 +152,7 @@ class Small(nn.Module):
         return Mlp((256,), dtype=self.dtype)(x)
 
 
-def _check_size(torso: TorsoName, images: Array) -> None:
+def _check_size(torso: str, images: Array) -> None:
     height, width = images.shape[1:3]
     least = SMALLEST[torso]
     if min(height, width) < least:
@@ -215,10 +217,11 @@ class Torso(nn.Module):
     """A network from a tree of observations, leaves `[B, ...]`, to features.
 
     Each image goes through a torso called `image`; with auto, `auto_torso` chooses it. All other leaves
-    together go through one Mlp of `sizes`, so that it can compare them, such as a place and a goal.
+    together go through one Mlp of `sizes`, so that it can compare them, such as a place and a goal. A user's
+    torso gets the whole tree instead: scaled leaves, and float32 or bytes without a scaling.
     """
 
-    image: TorsoName
+    image: str
     sizes: tuple[int, ...]
     activation: Callable[[Array], Array] = nn.relu
     dtype: Any = jnp.float32
@@ -233,6 +236,12 @@ class Torso(nn.Module):
         whole = scaling is None
         scalings = [None] * len(leaves) if whole else structure.flatten_up_to(scaling)
         leaves = [x if x.dtype == jnp.uint8 else x.astype(jnp.float32) for x in leaves]
+        if is_own(self.image):
+            scaled = [
+                leaf if scale is None else rescale(leaf, scale)
+                for leaf, scale in zip(leaves, scalings, strict=True)
+            ]
+            return own_torso(self.image).clone(parent=self)(structure.unflatten(scaled))
         features, vectors = [], []
         for leaf, scale in zip(leaves, scalings, strict=True):
             torso = self._image_torso(leaf.shape[1:])

@@ -20,7 +20,7 @@ from seedbed.envs.host.registry import ON_DEVICE, code_of
 from seedbed.named import import_named
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE
-from seedbed.types import Environment, SeedbedError
+from seedbed.types import Agent, Environment, SeedbedError
 
 OPTION = "--trust-run"
 """The option with which a user trusts a folder."""
@@ -128,6 +128,11 @@ class Trust:
         """Raises Untrusted if an environment that the file describes is code that may not be imported."""
         if name := code_of(env):
             self.require(name)
+
+    def require_agent(self, agent: Agent) -> None:
+        """Raises Untrusted if an agent that the file describes has a torso that may not be imported."""
+        if ":" in (torso := str(getattr(agent, "torso", ""))):
+            self.require(torso)
 
     def require(self, name: str) -> None:
         """Tells on stderr that code is imported because of the file; raises Untrusted if it may not be."""

@@ -32,16 +32,23 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def make_gymnasium(
-    env: Environment, num_envs: int | None = None, seed: int | None = None
+    env: Environment,
+    num_envs: int | None = None,
+    seed: int | None = None,
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
 ) -> gymnasium.Env | VectorEnv:
     """Makes one Gymnasium environment, or a vector environment of `num_envs`, on the default device.
 
     Both truncate episodes at the environment's time limit. The vector environment resets each environment
-    in the step after an end (next-step auto-reset). The first reset uses `seed`, unless the caller gives
-    that reset another seed. Rewards of the vector environment are float32. The dict `info` has the
-    environment's metrics. Nothing is rendered. Raises SeedbedError if `env` has `auto_reset` in it, or if
-    `num_envs` is below 1.
+    in the step after an end, or with `AutoresetMode.DISABLED` where `reset` is given a mask. The first reset
+    uses `seed`, unless the caller gives that reset another seed. Rewards of the vector environment are
+    float32. The dict `info` has the environment's metrics. Nothing is rendered. Raises SeedbedError if `env`
+    has `auto_reset` in it, if `num_envs` is below 1, or for another mode.
     """
+    if autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
+        raise SeedbedError(
+            f"make_gymnasium: autoreset_mode is {autoreset_mode}; give AutoresetMode.NEXT_STEP or DISABLED"
+        )
     if wrappers.resets_itself(env):
         raise SeedbedError(
             "make_gymnasium: the environment has auto_reset in it, which is added here where Gymnasium "
@@ -51,7 +58,20 @@ def make_gymnasium(
         return _SingleEnv(env, seed)
     if num_envs < 1:
         raise SeedbedError(f"make_gymnasium: num_envs is {num_envs}; give at least 1, or None")
-    return _BatchedEnv(env, num_envs, seed)
+    return _BatchedEnv(env, num_envs, seed, autoreset_mode)
+
+
+@jax.jit
+def chosen(which: Any, new: EnvState, now: EnvState) -> EnvState:
+    """Returns the states `[B, ...]`: `new` where `which` `[B]` is true, else `now`."""
+
+    def choose(new: Any, old: Any) -> Any:
+        if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
+            kept = choose(jax.random.key_data(new), jax.random.key_data(old))
+            return jax.random.wrap_key_data(kept, impl=jax.random.key_impl(new))
+        return jnp.where(which.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, now)
 
 
 class Batch:
@@ -63,14 +83,16 @@ class Batch:
         self._step = jax.jit(simd.vectorize(env.step))
         self._state: EnvState | None = None
 
-    def reset(self, rng: np.random.Generator) -> EnvState:
-        """Opens an episode in every environment; returns numpy arrays `[size, ...]`.
+    def reset(self, rng: np.random.Generator, which: np.ndarray | None = None) -> EnvState:
+        """Opens an episode in every environment, or where `which` is true; returns arrays `[size, ...]`.
 
         The arrays are copies, which the caller may change. `rng` is advanced.
         """
         data = jnp.asarray(rng.integers(1 << 32, size=2, dtype=np.uint32))
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
-        return self._arrived(self._reset(jax.random.split(key, self.size)))
+        opened = self._reset(jax.random.split(key, self.size))
+        now = opened if which is None or self._state is None else self._state
+        return self._arrived(opened if now is opened else chosen(which, opened, now))
 
     def step(self, action: np.ndarray) -> EnvState:
         """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""
@@ -133,11 +155,15 @@ class _SingleEnv(gymnasium.Env):
 
 
 class _BatchedEnv(VectorEnv):
-    """A Gymnasium vector environment: environments in lock-step, with next-step auto-reset."""
+    """A Gymnasium vector environment: environments in lock-step."""
 
-    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-
-    def __init__(self, env: Environment, num_envs: int, seed: int | None) -> None:
+    def __init__(
+        self, env: Environment, num_envs: int, seed: int | None, autoreset_mode: AutoresetMode
+    ) -> None:
+        # Gymnasium's wrappers read the one, TorchRL the other.
+        self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
+        self.autoreset_mode = autoreset_mode
+        self._ended = np.zeros(num_envs, bool)
         self._batch = Batch(wrappers.training(env), num_envs)
         self._seed, self.num_envs = seed, num_envs
         self.single_observation_space = space_of(env.spec.observation)
@@ -148,27 +174,52 @@ class _BatchedEnv(VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Opens an episode in every environment; raises SeedbedError if `options` is not empty."""
+        """Opens an episode in every environment; raises SeedbedError for unknown options.
+
+        Without auto-reset, `options={"reset_mask": mask}` opens one where the mask, bools `[num_envs]`, says.
+        """
+        which = None
+        if self.autoreset_mode == AutoresetMode.DISABLED and options and "reset_mask" in options:
+            options = dict(options)
+            which = _mask(options.pop("reset_mask"), self.num_envs)
         _no_options(options)
         seed, self._seed = self._seed if seed is None else seed, None
         super().reset(seed=seed)
-        arrived = self._batch.reset(self.np_random)
+        arrived = self._batch.reset(self.np_random, which)
+        self._ended = self._ended & ~which if which is not None else np.zeros_like(self._ended)
         return arrived.timestep.observation, self._info(arrived)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes actions `[num_envs, ...]`; an environment whose episode has ended opens its next one.
 
-        Raises SeedbedError before a reset, or if the actions do not fit.
+        Raises SeedbedError before a reset, without auto-reset also before that of an episode that has ended,
+        or if the actions do not fit.
         """
+        if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
+            raise SeedbedError(
+                f"step was called before a reset of {np.flatnonzero(self._ended).tolist()}, whose episodes "
+                'have ended; call reset(options={"reset_mask": mask})'
+            )
         given = checked_action(actions, self._batch.env.spec.action, (self.num_envs,))
         arrived = self._batch.step(given)
         now = arrived.timestep
+        self._ended = np.logical_or(now.terminated, now.truncated)
         return now.observation, now.reward, now.terminated, now.truncated, self._info(arrived)
 
     def _info(self, arrived: EnvState) -> dict[str, Any]:
         """Returns metrics and, as Gymnasium requires, for each a mask: all environments have it."""
         masks = {f"_{name}": np.ones(self.num_envs, bool) for name in arrived.metrics}
         return {**arrived.metrics, **masks}
+
+
+def _mask(given: Any, size: int) -> np.ndarray:
+    """Returns a mask of environments; raises SeedbedError if it is none."""
+    mask = np.asarray(given)
+    if mask.shape != (size,) or mask.dtype != bool:
+        raise SeedbedError(
+            f"reset: reset_mask has shape {mask.shape} and dtype {mask.dtype}; give bools [{size}]"
+        )
+    return mask
 
 
 def _no_options(options: dict[str, Any] | None) -> None:

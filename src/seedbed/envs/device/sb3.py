@@ -7,14 +7,18 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedbed import trees
 from seedbed.envs.device import wrappers
-from seedbed.envs.device.gymnasium_api import Batch, action_space_of, checked_action, space_of
-from seedbed.types import Environment, EnvState, SeedbedError
+from seedbed.envs.device.gymnasium_api import (
+    Batch,
+    action_space_of,
+    checked_action,
+    chosen,
+    space_of,
+)
+from seedbed.types import Environment, SeedbedError
 
 _BASE = "stable_baselines3.common.vec_env"
 
@@ -36,19 +40,6 @@ def make_sb3(env: Environment, num_envs: int, seed: int | None = None) -> Any:
     base = importlib.import_module(_BASE).VecEnv
     # The base class is known only now, because the package is not ours to install.
     return type("SeedbedVecEnv", (_SameStep, base), {})(env, num_envs, seed)
-
-
-@jax.jit
-def _chosen(ended: Any, opened: EnvState, now: EnvState) -> EnvState:
-    """Returns the states `[B, ...]`: `opened` where an episode has ended, else `now`."""
-
-    def choose(new: Any, old: Any) -> Any:
-        if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
-            kept = choose(jax.random.key_data(new), jax.random.key_data(old))
-            return jax.random.wrap_key_data(kept, impl=jax.random.key_impl(new))
-        return jnp.where(ended.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, opened, now)
 
 
 class _SameStep:
@@ -97,7 +88,7 @@ class _SameStep:
         self._returns[ended], self._lengths[ended] = 0.0, 0
         # The step after an end opens an episode. The others stay where they are.
         opened = self._batch.amended(
-            lambda state, step: _chosen(ended, step(state, self._actions), state)
+            lambda state, step: chosen(ended, step(state, self._actions), state)
         )
         return opened.timestep.observation, now.reward, ended, infos
 
