@@ -113,6 +113,28 @@ def fetch_ppo() -> TrainConfig:
     )
 
 
+def go1_joystick_ppo() -> TrainConfig:
+    """Unitree's Go1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.go1 import Go1Joystick, Go1Scales
+
+    # With the weights that the task is judged by, standing still is learned first, and walking much later.
+    scales = Go1Scales(tracking_lin_vel=3.0, tracking_ang_vel=1.5)
+    return on_device_ppo(
+        Go1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.0),
+        22_000_000,
+        batch=1024,
+        epochs=2,
+        minibatches=32,
+        gamma=0.98,
+        hidden_sizes=(128, 128),
+        reward_scale=1.0,
+        learning_rate=1e-3,
+        initial_scale=0.4,
+        least_scale=0.1,
+        entropy_cost=0.003,
+    )
+
+
 def grasp_ppo() -> TrainConfig:
     """Brax's Grasp on our own physics with PPO."""
     from seedbed.envs.device.targets.grasp import Grasp

@@ -56,6 +56,7 @@ OWN = frozenset(
             for name in ("_Randomise", "Scale", "Offset")
         ),
         "seedbed.envs.device.functional:Functional",
+        "seedbed.envs.device.robots.go1:Go1Scales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",

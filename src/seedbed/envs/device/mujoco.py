@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.playground import PLAYGROUND, playground_file
 from seedbed.physics.model import EULER
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
@@ -82,12 +83,21 @@ class MujocoTask(abc.ABC):
         """Draws what an episode keeps besides positions and velocities, `()` if nothing; consumes the key."""
         return ()
 
-    def keep(self, now: physics.Data, kept: Tree) -> Tree:
+    def keep(self, now: physics.Data, kept: Tree, action: Array | None = None) -> Tree:
         """Returns what is kept of a state besides positions and velocities, for the next `judge`.
 
-        `kept` is what was kept before: at the start of an episode, what `begin` drew.
+        `kept` is what was kept before, and `action` [nu] the agent's in between; at the start of an episode
+        they are what `begin` drew, and None.
         """
         return kept
+
+    def shown(self, now: physics.Data, kept: Tree) -> Tree:
+        """Returns what an agent sees, of what mjData holds and of what `keep` has returned since."""
+        return self.observe(now)
+
+    def control(self, kept: Tree, action: Array) -> Array:
+        """Returns what the actuators are told [nu] for an action of the agent."""
+        return action
 
     def mocap(self, kept: Tree) -> dict[str, Array]:
         """Returns where mocap bodies are in the step after a state, as arguments of `physics.step`."""
@@ -130,14 +140,18 @@ class MujocoTask(abc.ABC):
     def _spec(self) -> EnvSpec:
         model = self.physics_model()
         blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
-        shown = jax.eval_shape(self.observe, blank)
-        limited = model.actuator_ctrllimited[:, None] != 0
-        bounds = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf])
-        low, high = np.asarray(bounds, np.float32).T.tolist()
+        shown = jax.eval_shape(lambda now: self.shown(now, self.begin(jax.random.key(0))), blank)
+        low, high = np.asarray(self.action_bounds(), np.float32).T.tolist()
         return EnvSpec(
             jax.tree.map(lambda leaf: ArraySpec(leaf.shape, str(leaf.dtype)), shown),
             Box((model.nu,), tuple(low), tuple(high)),
         )
+
+    def action_bounds(self) -> np.ndarray:
+        """Returns the bounds [nu, 2] of actions: those of the actuators' controls."""
+        model = self.physics_model()
+        limited = model.actuator_ctrllimited[:, None] != 0
+        return np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf])
 
     def gymnasium_options(self) -> dict[str, Any]:
         """Returns the options for `gymnasium.make` that change the observation."""
@@ -150,12 +164,13 @@ class MujocoTask(abc.ABC):
         # No small number: those give the keys of `split`, which `initial` may use.
         begun = self.begin(jax.random.fold_in(key, 0x6B657074))
         state = physics.init(model, *self.initial(key))
-        now = physics.forward(model, state, **self.mocap(begun))
+        ctrl = self.control(begun, jnp.zeros(model.nu, jnp.float32))
+        now = physics.forward(model, state, ctrl=ctrl, **self.mocap(begun))
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
         carried = self._carry(now, begun)
         verdict = self.judge(carried, now, jnp.zeros(model.nu, jnp.float32))
         metrics = jax.tree.map(jnp.zeros_like, verdict.metrics | {"solver_error": now.solver_error})
-        return EnvState.opening(carried, self.observe(now), metrics)
+        return EnvState.opening(carried, self.shown(now, carried.kept), metrics)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Applies the action for `frame_skip` simulation steps.
@@ -172,9 +187,10 @@ class MujocoTask(abc.ABC):
         if self._reads_time:
             start = start._replace(time=before.time)
         acting = self.mocap(before.kept) | self.applied(before, action)
+        ctrl = self.control(before.kept, action)
 
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
-            now = physics.step_data(model, carry[0].state, action, **acting)
+            now = physics.step_data(model, carry[0].state, ctrl, **acting)
             return (now, jnp.maximum(carry[1], now.solver_error)), None
 
         begun = physics.make_data(model, start), jnp.float32(0)
@@ -184,18 +200,19 @@ class MujocoTask(abc.ABC):
         def unless_diverged(tree: Tree) -> Tree:
             return jax.tree.map(lambda x: jnp.where(now.diverged, jnp.zeros_like(x), x), tree)
 
+        carried = self._carry(now, before.kept, action)
         return EnvState.after(
-            self._carry(now, before.kept),
-            unless_diverged(self.observe(now)),
+            carried,
+            unless_diverged(self.shown(now, carried.kept)),
             unless_diverged(verdict.reward),
             verdict.terminated | now.diverged,
             unless_diverged(verdict.metrics | {"solver_error": error}),
         )
 
-    def _carry(self, now: physics.Data, kept: Tree) -> TaskState:
+    def _carry(self, now: physics.Data, kept: Tree, action: Array | None = None) -> TaskState:
         act = now.act if self.physics_model().na else ()
         time = now.time if self._reads_time else ()
-        kept = self.keep(now, kept)
+        kept = self.keep(now, kept, action)
         return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept, act, time)
 
     @functools.cached_property
@@ -211,8 +228,8 @@ class MujocoTask(abc.ABC):
             now = blank._replace(time=time)
             state = now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart
             before = TaskState(*state, self.keep(now, self.begin(jax.random.key(0))), act, time)
-            judged, kept = self.judge(before, now, action), self.keep(now, before.kept)
-            return self.observe(now), judged, kept, self.applied(before, action)
+            judged, kept = self.judge(before, now, action), self.keep(now, before.kept, action)
+            return self.shown(now, kept), judged, kept, self.applied(before, action)
 
         traced = jax.make_jaxpr(outputs)(np.float32(0)).jaxpr
         used = [variable for line in traced.eqns for variable in line.invars]
@@ -313,8 +330,10 @@ def _load(xml_file: str) -> dict[str, physics.Model]:
 def _path(xml_file: str) -> Path:
     """Returns a file's path. A name that is neither absolute nor begins with `.` is Gymnasium's or ours.
 
-    Raises SeedbedError if there is no such file.
+    One that begins with `playground/` is MuJoCo Playground's. Raises SeedbedError if there is no such file.
     """
+    if xml_file.startswith(PLAYGROUND):
+        return playground_file(xml_file)
     path = Path(xml_file).expanduser()
     if not path.is_absolute() and not xml_file.startswith("."):
         path = _OWN / path if (_OWN / path).is_file() else ASSETS / path

@@ -43,7 +43,7 @@ class Ant(LocomotionTask):
     coordinates: ClassVar[int] = 2
     velocity_noise = staticmethod(normal_noise)
 
-    def keep(self, now: physics.Data, kept: Tree) -> Array:
+    def keep(self, now: physics.Data, kept: Tree, action: Array | None = None) -> Array:
         """Returns the main body's x in m at the last forward pass."""
         body = self.body(self.main_body) if isinstance(self.main_body, str) else self.main_body
         return now.xpos[body, 0]

@@ -75,7 +75,7 @@ class Humanoid(HumanoidBody):
     healthy_z_range: tuple[float, float] = (1.0, 2.0)
     """Heights of a healthy body, in m."""
 
-    def keep(self, now: physics.Data, kept: Tree) -> Array:
+    def keep(self, now: physics.Data, kept: Tree, action: Array | None = None) -> Array:
         """Returns x of the centre of mass, in m, at the last forward pass."""
         return now.subtree_com[0, 0]
 

@@ -55,7 +55,7 @@ class TargetTask(MujocoTask, abc.ABC):
         first = self._draw(jax.random.fold_in(key, 0))
         return Sought(first, key, jnp.int32(0), jnp.zeros(3, jnp.float32))
 
-    def keep(self, now: physics.Data, kept: Sought) -> Sought:
+    def keep(self, now: physics.Data, kept: Sought, action: Array | None = None) -> Sought:
         """Returns the target of the next step: another one if this step reached its own."""
         seeker = self.place(now, self.seeking_body)
         reached = self._reaches(seeker, kept.target)

@@ -1,0 +1,235 @@
+"""Trains robots that follow a joystick and judges them in MuJoCo's C code, for docs/results/.
+
+Each policy drives 16 robots for 20 s twice: in EnvPool's copy of MuJoCo Playground's task, as it is, and in
+MuJoCo with a converged solver and pushes. Both have noise on what is observed and commands that change. Seeds
+run one after another, each with the whole machine; an interrupted series goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+
+import learning
+from _training import output
+from central import split_overrides
+
+ROBOTS, STEPS, SEED = 64, 1000, 1
+TASKS = {"go1/joystick/ppo": "Go1JoystickFlatTerrain-v1"}
+"""EnvPool's tasks, by preset."""
+LARGEST_PUSH = 1.0  # m/s, as in Playground: the trunk's speed changes by a third of it
+REMARK = (
+    f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on the "
+    "actions, with the task's noise on what is observed. The error is the root of the mean square of what is "
+    "missing from the commanded velocity, forward and sideways together, from the first step on, with the "
+    "time that a robot takes to obey a new command; steps after a fall are left out. EnvPool's task is "
+    "MuJoCo's C code with one iteration of the solver for each step of 4 ms, as Playground and training have "
+    "it. The second judge is MuJoCo's C code from the same file with a solver that converges; it pushes the "
+    f"trunk every one to three seconds, with up to {LARGEST_PUSH:g} m/s times the mass over pi. The curve is "
+    "of the return in training, with the preset's weights. Wall-clock counts from the start of the command "
+    "but for imports."
+)
+
+
+class Found(NamedTuple):
+    """What came of driving the robots."""
+
+    upright: int
+    error: float  # m/s
+    turning: float  # rad/s
+
+
+def judged(errors: list[np.ndarray], upright: np.ndarray) -> Found:
+    """Sums up errors of the commands [16, 3], one array a step; NaN after a fall."""
+    squared = np.square(np.array(errors))
+    along = math.sqrt(np.nanmean(squared[..., :2].sum(-1)))
+    return Found(int(upright.sum()), along, math.sqrt(np.nanmean(squared[..., 2])))
+
+
+def in_envpool(run: str, task: str) -> Found:
+    """Drives the robots in EnvPool's task."""
+    import envpool  # type: ignore[import-not-found]
+
+    import seedbed
+
+    policy = seedbed.load(run, newest=True)
+    envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED)
+    observation, info = envs.reset()
+    upright, errors = np.ones(ROBOTS, bool), []
+    for _ in range(STEPS):
+        command = info["command"]
+        action = policy.act({"state": observation["state"].astype(np.float32)})
+        observation, _, terminated, _, info = envs.step(np.asarray(action, np.float64))
+        known = observation["privileged_state"][:, observation["state"].shape[1] :]
+        off = np.hstack([command[:, :2] - known[:, 9:11], command[:, 2:] - known[:, 2:3]])
+        errors.append(np.where(upright[:, None], off, np.nan))
+        upright &= ~terminated
+    return judged(errors, upright)
+
+
+class Robot:
+    """A robot of a task in MuJoCo's C code, its command and its pushes."""
+
+    def __init__(self, task: Any, model: Any, rng: np.random.Generator) -> None:
+        self.task, self.model, self.rng = task, model, rng
+        self.data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, self.data, model.key(task.home).id)
+        self.data.qvel[:6] = rng.uniform(-0.5, 0.5, 6)
+        mujoco.mj_forward(model, self.data)
+        self.trunk = model.body(task.trunk).id
+        self.command = rng.uniform(-1, 1, 3) * task.command_ranges
+        self.shown = self.command
+        self.until = self._steps(rng.exponential(5.0))
+        self.action = self.earlier = np.zeros(model.nu)
+        self.wait = self._steps(rng.uniform(1, 3))
+        self.seconds, self.speed = rng.uniform(0.05, 0.2), rng.uniform(0, LARGEST_PUSH)
+        self.since, self.pushing, self.way = 0, 0, np.zeros(3)
+
+    def _steps(self, seconds: float) -> int:
+        return round(seconds / self.task.dt)
+
+    def read(self, sensor: str) -> np.ndarray:
+        """Returns the value of a sensor."""
+        return self.data.sensor(sensor).data
+
+    def sees(self) -> np.ndarray:
+        """Returns the observation, with noise."""
+        gravity = -self.data.site("imu").xmat.reshape(3, 3)[2]
+        joints = self.data.qpos[7:] - self.task.posture
+        parts = [self.read("local_linvel"), self.read("gyro"), gravity, joints, self.data.qvel[6:]]
+        sizes = np.repeat([0.1, 0.2, 0.05, 0.03, 1.5], [3, 3, 3, len(joints), len(joints)])
+        clean = np.concatenate(parts)
+        noisy = clean + sizes * self.rng.uniform(-1, 1, clean.size)
+        return np.concatenate([noisy, self.earlier, self.shown]).astype(np.float32)
+
+    def step(self, action: np.ndarray) -> np.ndarray:
+        """Takes an action; returns what is missing from the command [3]."""
+        self.data.ctrl[:] = self.task.posture + self.task.action_scale * action
+        self.data.xfrc_applied[self.trunk, :3] = self._force()
+        mujoco.mj_step(self.model, self.data, self.task.frame_skip)
+        off = self.command - [*self.read("local_linvel")[:2], self.read("gyro")[2]]
+        self.earlier, self.action, self.shown = self.action, action, self.command
+        self.until -= 1
+        if self.until <= 0:
+            share = self.rng.random(3) < (0.9, 0.25, 0.5)
+            new = self.rng.uniform(-1, 1, 3) * self.task.command_ranges * share
+            self.command = np.where(self.rng.random(3) < 0.5, new, self.command)
+            self.until = self._steps(self.rng.exponential(5.0))
+        return off
+
+    def _force(self) -> np.ndarray:
+        """Returns the push of a step, in N: half a sine over its time."""
+        if self.since < self.wait:
+            self.since += 1
+            angle = self.rng.uniform(0, 2 * math.pi)
+            self.pushing, self.way = 0, np.array([math.cos(angle), math.sin(angle), 0])
+            return np.zeros(3)
+        phase = math.pi * self.pushing * self.task.dt / self.seconds
+        size = 0.5 * math.sin(phase) * self.model.body_mass.sum() * self.speed / self.seconds
+        self.pushing += 1
+        if self.pushing > self._steps(self.seconds):
+            self.since = 0
+        return size * self.way
+
+    @property
+    def fallen(self) -> bool:
+        """Returns whether it lies on its back."""
+        return bool(self.read("upvector")[2] < 0)
+
+
+def with_pushes(run: str) -> Found:
+    """Drives the robots in MuJoCo's C code from the task's file, with a solver that converges."""
+    import seedbed
+    from seedbed.policy import restore
+
+    task: Any = restore(run, lambda text: None, True, False).env
+    policy, rng = seedbed.load(run, newest=True), np.random.default_rng(SEED)
+    model: Any = mujoco.MjModel.from_xml_path(str(task.model_path))
+    model.opt.iterations, model.opt.ls_iterations = 100, 50
+    model.dof_damping[6:] = task.kd
+    model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1] = task.kp, -task.kp
+    robots = [Robot(task, model, rng) for _ in range(ROBOTS)]
+    upright, errors = np.ones(ROBOTS, bool), []
+    for _ in range(STEPS):
+        actions = policy.act({"state": np.stack([robot.sees() for robot in robots])})
+        off = np.full((ROBOTS, 3), np.nan)
+        for i in np.flatnonzero(upright):
+            off[i] = robots[i].step(np.asarray(actions[i], np.float64))
+            upright[i] = not robots[i].fallen
+        errors.append(off)
+    return judged(errors, upright)
+
+
+def judge(
+    preset: str, command: list[str], run: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Trains one seed and judges it, unless its folder says what came of that."""
+    said = run / "judged.json"
+    if not said.exists():
+        learning.train(command, run, learning.TRAINED, math.inf)
+        said.write_text(json.dumps(output([sys.executable, __file__, preset, "--judge", str(run)])))
+    lines = learning.read_lines(run / "metrics.jsonl")
+    return [line for line in lines if learning.TRAINED in line], json.loads(said.read_text())
+
+
+def row(seed: int, lines: list[dict[str, Any]], found: dict[str, Any]) -> str:
+    """Writes a line of the table."""
+    last, cells = lines[-1], []
+    for name in ("envpool", "pushed"):
+        each = Found(**found[name])
+        cells.append(f"{each.error:.3f} m/s, {each.turning:.2f} rad/s | {each.upright} of {ROBOTS}")
+    return (
+        f"| {seed} | {' | '.join(cells)} | {last['wall_s']:.0f} s | {last['env_steps']:,} | "
+        f"{last['env_steps'] / last['wall_s']:,.0f} |"
+    )
+
+
+def main() -> None:
+    """Trains, then writes the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("preset", nargs="?", default="go1/joystick/ppo", choices=TASKS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=learning.ROOT / "runs" / "joystick")
+    parser.add_argument("--judge", metavar="RUN", help=argparse.SUPPRESS)
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own)
+    if args.judge:
+        found = {
+            "envpool": in_envpool(args.judge, TASKS[args.preset]),
+            "pushed": with_pushes(args.judge),
+        }
+        print(json.dumps({name: each._asdict() for name, each in found.items()}))
+        return
+    runs: dict[int, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
+    commands: list[str] = []
+    for seed in args.seeds:
+        command = ["seedbed", "train", args.preset, "--seed", str(seed), *overrides]
+        commands.append(" ".join(command))
+        runs[seed] = judge(
+            args.preset, command, args.runs / f"{args.preset.replace('/', '-')}-{seed}"
+        )
+        seconds = [lines[-1]["wall_s"] for lines, _ in runs.values()]
+        table = [
+            "| seed | error in EnvPool's task | upright there | error with pushes | upright then | "
+            "wall-clock | env steps | env steps/s |",
+            "|---" * 8 + "|",
+            *(row(each, *result) for each, result in sorted(runs.items())),
+            f"| median | | | | | {statistics.median(seconds):.0f} s | | |",
+            f"| worst | | | | | {max(seconds):.0f} s | | |",
+        ]
+        page = learning.Page(table, REMARK, commands, learning.head())
+        curves = {each: lines for each, (lines, _) in runs.items()}
+        learning.write(args.preset.replace("/", "-"), curves, None, page)
+    print("\n".join(table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Robots that follow the velocity of a joystick."""

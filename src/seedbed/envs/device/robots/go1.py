@@ -1,0 +1,147 @@
+"""Unitree's Go1 with a joystick on flat ground, as MuJoCo Playground's Go1JoystickFlatTerrain."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import squares
+from seedbed.envs.device.robots.joystick import JoystickTask, Ride, Seen
+from seedbed.types import Array
+
+_CLEARANCE = 0.1  # m, how high a foot should swing
+_SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Go1Scales:
+    """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
+
+    tracking_lin_vel: float = 1.0
+    tracking_ang_vel: float = 0.5
+    lin_vel_z: float = -0.5
+    ang_vel_xy: float = -0.05
+    orientation: float = -5.0
+    dof_pos_limits: float = -1.0
+    pose: float = 0.5
+    termination: float = -1.0
+    stand_still: float = -1.0
+    torques: float = -0.0002
+    action_rate: float = -0.01
+    energy: float = -0.001
+    feet_clearance: float = -2.0
+    feet_height: float = -0.2
+    feet_slip: float = -0.1
+    feet_air_time: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Go1Joystick(JoystickTask):
+    """Go1, a quadruped of 12 joints, follows a joystick on flat ground.
+
+    Observation, reward and commands are those of MuJoCo Playground's Go1JoystickFlatTerrain, and so is the
+    solver's one iteration: contacts then give way more than those of a solver that has converged.
+    """
+
+    xml_file: str = "playground/locomotion/go1/xmls/scene_mjx_feetonly_flat_terrain.xml"
+    frame_skip: int = 5
+    solver_iterations: int = 1
+    kp: float = 35.0
+    kd: float = 0.5
+    action_scale: float = 0.5
+    command_ranges: tuple[float, float, float] = (1.5, 0.8, 1.2)
+    tracking_sigma: float = 0.25
+    """How far off a speed may be, squared, in m^2/s^2 and rad^2/s^2."""
+    scales: Go1Scales = Go1Scales()
+    """Weights of the reward's terms."""
+    base_velocity: bool = True
+    """Whether the observation has the trunk's velocity, which a real robot does not measure."""
+    trunk: ClassVar[str] = "trunk"
+    feet: ClassVar[tuple[str, ...]] = ("FR", "FL", "RR", "RL")
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Draws a place, a heading and the trunk's speeds, in the home posture; consumes the key."""
+        place, heading, speeds = jax.random.split(key, 3)
+        model = self.physics_model()
+        qpos = jnp.asarray(self.at_home)
+        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
+        turned = jnp.stack([jnp.cos(half), *jnp.zeros(2, jnp.float32), jnp.sin(half)])
+        at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
+        qpos = qpos.at[:2].add(at).at[3:7].set(turned)
+        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
+        return qpos, jnp.concatenate([qvel, jnp.zeros(model.nv - 6, jnp.float32)])
+
+    def next_command(self, key: Array, last: Array) -> Array:
+        """Draws each number anew with probability 1/2; it is then 0 more often than not."""
+        drawn, kept, other = jax.random.split(key, 3)
+        new = self.first_command(drawn) * jax.random.bernoulli(kept, jnp.asarray(_SHARE), (3,))
+        return jnp.where(jax.random.bernoulli(other, 0.5, (3,)), new, last)
+
+    def measured(self, now: physics.Data) -> list[tuple[Array, float]]:
+        """Returns velocity, turning, gravity, and the joints' positions and velocities."""
+        return [
+            *([(self.read(now, "local_linvel"), 0.1)] if self.base_velocity else []),
+            (self.read(now, "gyro"), 0.2),
+            (self.gravity(now), 0.05),
+            (now.qpos[7:] - self.posture, 0.03),
+            (now.qvel[6:], 1.5),
+        ]
+
+    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+        """Returns the same without noise, accelerations, forces, the feet and pushes."""
+        return [
+            self.read(now, "gyro"),
+            self.read(now, "accelerometer"),
+            self.gravity(now),
+            self.read(now, "local_linvel"),
+            self.read(now, "global_angvel"),
+            now.qpos[7:] - self.posture,
+            now.qvel[6:],
+            now.actuator_force,
+            seen.contact.astype(jnp.float32),
+            self.foot_velocities(now).ravel(),
+            seen.air_time,
+            seen.push,
+            seen.pushed.astype(jnp.float32)[None],
+        ]
+
+    def terms(
+        self, ride: Ride, now: physics.Data, action: Array, fallen: Array
+    ) -> dict[str, Array]:
+        """Returns Playground's terms."""
+        command, joints = ride.command, now.qpos[7:]
+        off = squares(command[:2] - self.read(now, "local_linvel")[:2])
+        off_turning = jnp.square(command[2] - self.read(now, "gyro")[2])
+        told = jnp.sqrt(squares(command)) > 0.01
+        feet = self.moved_feet(now, ride.feet)
+        landed = (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
+        along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
+        bent = jnp.square(joints - self.posture) * np.tile([1.0, 1.0, 0.1], 4).astype(np.float32)
+        force = jnp.abs(now.actuator_force)
+        limits = self.physics_model().jnt_range[1:].astype(np.float32) * 0.95
+        beyond = jnp.maximum(limits[:, 0] - joints, 0) + jnp.maximum(joints - limits[:, 1], 0)
+        off_height = jnp.abs(self.heights(now) - _CLEARANCE)
+        costs = {
+            "tracking_lin_vel": jnp.exp(-off / self.tracking_sigma),
+            "tracking_ang_vel": jnp.exp(-off_turning / self.tracking_sigma),
+            "lin_vel_z": jnp.square(self.read(now, "global_linvel")[2]),
+            "ang_vel_xy": squares(self.read(now, "global_angvel")[:2]),
+            "orientation": squares(self.read(now, "upvector")[:2]),
+            "dof_pos_limits": beyond.sum(),
+            "pose": jnp.exp(-bent.sum()),
+            "termination": fallen.astype(jnp.float32),
+            "stand_still": jnp.where(told, 0.0, jnp.abs(joints - self.posture).sum()),
+            "torques": jnp.sqrt(squares(force)) + force.sum(),
+            "action_rate": squares(action - ride.action),
+            "energy": (jnp.abs(now.qvel[6:]) * force).sum(),
+            "feet_clearance": (off_height * jnp.sqrt(jnp.sqrt(along))).sum(),
+            "feet_height": (jnp.square(feet.peak / _CLEARANCE - 1) * landed).sum() * told,
+            "feet_slip": (along * feet.contact).sum() * told,
+            "feet_air_time": ((feet.air_time - 0.1) * landed).sum() * told,
+        }
+        return {name: getattr(self.scales, name) * cost for name, cost in costs.items()}

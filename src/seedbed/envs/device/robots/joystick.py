@@ -1,0 +1,328 @@
+"""The base of tasks in which a legged robot follows a joystick, after MuJoCo Playground's.
+
+An action moves the targets of the joints' servos about a posture. The agent sees what a robot measures, with
+noise, its last action but one and the command; what only a simulator knows is under `privileged`, for
+critics. As in Playground, a step is judged by the command that its observation shows, and the next command
+may differ: it is seen a step later.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import importlib
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict
+from seedbed.physics.math import quat_to_mat
+from seedbed.physics.model import EULER
+from seedbed.spaces import PRIVILEGED
+from seedbed.types import Array, SeedbedError, Tree
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+
+class Feet(NamedTuple):
+    """What is known of the feet, in the order of `JoystickTask.feet`."""
+
+    contact: Array  # [n] bool: on the ground after the last step
+    air_time: Array  # [n] s since a foot left the ground
+    peak: Array  # [n] m, its greatest height since
+
+
+class Push(NamedTuple):
+    """A push of the trunk along the ground, and the time until it."""
+
+    wait: Array  # int32, steps from one push to the next
+    steps: Array  # int32, how long it lasts
+    seconds: Array  # the same, not rounded
+    speed: Array  # m/s
+    since: Array  # int32, steps since the last one
+    step: Array  # int32, steps of this one
+    direction: Array  # [3]
+
+
+class Seen(NamedTuple):
+    """What the observation after a step shows of the time before it."""
+
+    command: Array  # [3] m/s and rad/s: forward, left, turning left
+    action: Array  # [nu] of the step before
+    contact: Array  # [n] bool, before the step
+    air_time: Array  # [n] s
+    push: Array  # [3] N, in the step
+    pushed: Array  # bool
+
+
+class Ride(NamedTuple):
+    """What an episode keeps besides the physics."""
+
+    key: Array
+    step: Array  # int32
+    command: Array  # [3] by which the next step is judged
+    until: Array  # int32, steps until the command changes
+    action: Array  # [nu] of the last step
+    earlier: Array  # [nu] of the one before
+    feet: Feet
+    push: Push
+    seen: Seen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JoystickTask(MujocoTask, abc.ABC):
+    """A base of the tasks in which a robot follows the velocity of a joystick.
+
+    The model's sensors must have Playground's names.
+    """
+
+    kp: float
+    """Stiffness of the joints' servos in N m/rad."""
+    kd: float
+    """Damping of the joints in N m s/rad."""
+    action_scale: float
+    """How far an action of 1 moves a servo's target from its posture, in rad."""
+    action_latency: int = 0
+    """Steps (0 or 1) until an action reaches the servos."""
+    noise_level: float = 1.0
+    """Factor of the noise on what is observed; 0 is none."""
+    push_speed: float = 0.0
+    """Largest speed in m/s of the pushes that come every one to three seconds; 0 is no pushes."""
+    command_ranges: tuple[float, float, float]
+    """Largest commands: forward and sideways in m/s, turning in rad/s."""
+    solver_iterations: int = 0
+    """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
+    home: ClassVar[str] = "home"
+    """Keyframe with the posture."""
+    trunk: ClassVar[str]
+    """Body that is pushed."""
+    feet: ClassVar[tuple[str, ...]]
+    """Sites of the feet; each has sensors `NAME_global_linvel` and `NAME_floor_found`."""
+    push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
+    push_waits: ClassVar[tuple[float, float]] = (1.0, 3.0)
+
+    @abc.abstractmethod
+    def measured(self, now: physics.Data) -> list[tuple[Array, float]]:
+        """Returns what the robot measures, part by part, each with the size of its noise."""
+
+    @abc.abstractmethod
+    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+        """Returns what only critics see besides the observation."""
+
+    @abc.abstractmethod
+    def next_command(self, key: Array, last: Array) -> Array:
+        """Draws the command after `last` [3]; consumes the key."""
+
+    @abc.abstractmethod
+    def terms(
+        self, ride: Ride, now: physics.Data, action: Array, fallen: Array
+    ) -> dict[str, Array]:
+        """Returns the terms of the reward in 1/s, by name; `ride` is what was kept before the step."""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for an option that cannot be."""
+        if self.action_latency not in (0, 1):
+            raise SeedbedError(
+                f"{type(self).__name__}.action_latency is {self.action_latency}; give 0 or 1"
+            )
+        for name in ("noise_level", "push_speed"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give 0 or more")
+
+    def physics_model(self) -> physics.Model:
+        """Returns the model to simulate: `model` if it is given, else the file's with these servos."""
+        if self.model is not None:
+            return self.model
+        model = _with_servos(self.model_path, self.integrator, self.kp, self.kd)
+        if not self.solver_iterations:
+            return model
+        opt = model.opt._replace(iterations=self.solver_iterations)
+        return dataclasses.replace(model, opt=opt)
+
+    @property
+    def at_home(self) -> np.ndarray:
+        """Returns qpos [nq] of the posture."""
+        found = [each for each in self.physics_model().keyframes if each.name == self.home]
+        if not found:
+            raise SeedbedError(f"{self.xml_file} has no keyframe {self.home!r}, the posture")
+        return np.asarray(found[0].qpos, np.float32)
+
+    @property
+    def posture(self) -> np.ndarray:
+        """Returns the joints' positions [nu] in rad about which actions move them."""
+        return self.at_home[7:]
+
+    def action_bounds(self) -> np.ndarray:
+        """Returns -1 and 1 for each action, [nu, 2]."""
+        return np.tile([-1.0, 1.0], (self.physics_model().nu, 1))
+
+    def control(self, kept: Ride, action: Array) -> Array:
+        """Returns the targets of the servos [nu], in rad."""
+        sent = kept.action if self.action_latency else action
+        return self.posture + self.action_scale * sent
+
+    def begin(self, key: Array) -> Ride:
+        """Draws the first command and the first push; consumes the key."""
+        key, command, until, *pushes = jax.random.split(key, 6)
+        feet, nu = len(self.feet), self.physics_model().nu
+        still, no = jnp.zeros(feet, jnp.float32), jnp.zeros(feet, bool)
+        idle, count = jnp.zeros(nu, jnp.float32), jnp.int32(0)
+        first = self.first_command(command)
+        nothing = jnp.zeros(3, jnp.float32)
+        waits, seconds, speeds = (
+            jax.random.uniform(drawn, (), jnp.float32, *bounds)
+            for drawn, bounds in zip(
+                pushes, (self.push_waits, self.push_seconds, (0.0, self.push_speed)), strict=True
+            )
+        )
+        push = Push(
+            self._steps(waits), self._steps(seconds), seconds, speeds, count, count, nothing
+        )
+        seen = Seen(first, idle, no, still, nothing, jnp.bool_(False))
+        feet_now = Feet(no, still, still)
+        until = self._until(until)
+        return Ride(key, count, first, until, idle, idle, feet_now, push, seen)
+
+    def first_command(self, key: Array) -> Array:
+        """Draws the command [3] that opens an episode; consumes the key."""
+        largest = jnp.asarray(self.command_ranges, jnp.float32)
+        return largest * jax.random.uniform(key, (3,), jnp.float32, -1.0, 1.0)
+
+    def keep(self, now: physics.Data, kept: Ride, action: Array | None = None) -> Ride:
+        """Returns what is kept after a step: where the feet have been, and perhaps another command."""
+        if action is None:
+            return kept
+        feet = self.moved_feet(now, kept.feet)
+        key = jax.random.fold_in(kept.key, kept.step)
+        drawn, until_key, turn = jax.random.split(key, 3)
+        until = kept.until - 1
+        over = until <= 0
+        push = self._later(kept.push, turn) if self.push_speed else kept.push
+        return Ride(
+            key=kept.key,
+            step=kept.step + 1,
+            command=jnp.where(over, self.next_command(drawn, kept.command), kept.command),
+            until=jnp.where(over, self._until(until_key), until),
+            action=action,
+            earlier=kept.action,
+            feet=Feet(
+                feet.contact,
+                jnp.where(feet.contact, 0.0, feet.air_time),
+                jnp.where(feet.contact, 0.0, feet.peak),
+            ),
+            push=push,
+            seen=Seen(
+                command=kept.command,
+                action=kept.action,
+                contact=kept.feet.contact,
+                air_time=feet.air_time,
+                push=self.force(kept.push),
+                pushed=push.since >= push.wait,
+            ),
+        )
+
+    def moved_feet(self, now: physics.Data, before: Feet) -> Feet:
+        """Returns what is known of the feet at the end of a step, before a landing has reset it."""
+        contact = jnp.stack([self.read(now, f"{foot}_floor_found")[0] > 0 for foot in self.feet])
+        peak = jnp.maximum(before.peak, self.heights(now))
+        return Feet(contact, before.air_time + self.dt, peak)
+
+    def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
+        """Pushes the trunk at its centre of mass."""
+        if not self.push_speed:
+            return {}
+        forces = jnp.zeros((self.physics_model().nbody, 6), jnp.float32)
+        trunk = self.body(self.trunk)
+        return {"xfrc_applied": forces.at[trunk, :3].set(self.force(before.kept.push))}
+
+    def force(self, push: Push) -> jax.Array:
+        """Returns the force of a push in a step [3], in N: half a sine over its time."""
+        if not self.push_speed:
+            return jnp.zeros(3, jnp.float32)
+        model = self.physics_model()
+        mass = np.sum(np.asarray(model.body_mass)) if self.model is None else model.body_mass.sum()
+        phase = jnp.pi * push.step * self.dt / push.seconds
+        size = 0.5 * jnp.sin(phase) * mass * push.speed / push.seconds
+        return jnp.where(push.since >= push.wait, size, 0.0) * push.direction
+
+    def _later(self, push: Push, key: Array) -> Push:
+        """Returns the push of the next step; consumes the key."""
+        pushed = push.since >= push.wait
+        since = jnp.where(pushed, jnp.where(push.step >= push.steps, 0, push.since), push.since + 1)
+        starts = ~pushed & (since >= push.wait)
+        angle = jax.random.uniform(key, (), jnp.float32, 0.0, 2 * math.pi)
+        way = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.float32(0)])
+        return push._replace(
+            since=since,
+            step=jnp.where(pushed, push.step + 1, jnp.where(starts, 0, push.step)),
+            direction=jnp.where(starts, way, push.direction),
+        )
+
+    def observe(self, now: physics.Data) -> Array:
+        """Returns what the robot measures, without noise."""
+        return jnp.concatenate([part for part, _ in self.measured(now)])
+
+    def shown(self, now: physics.Data, kept: Ride) -> Tree:
+        """Returns the observation: measurements with noise, the last action but one, and the command."""
+        parts, seen = self.measured(now), kept.seen
+        clean = jnp.concatenate([part for part, _ in parts])
+        sizes = np.concatenate([np.full(part.shape, size, np.float32) for part, size in parts])
+        drawn = jax.random.fold_in(kept.key, 0x6E6F6973 ^ kept.step)
+        spread = jax.random.uniform(drawn, clean.shape, jnp.float32, -1.0, 1.0)
+        noisy = clean + self.noise_level * sizes * spread if self.noise_level else clean
+        state = jnp.concatenate([noisy, seen.action, seen.command])
+        return {"state": state, PRIVILEGED: jnp.concatenate(self.privileged(now, seen))}
+
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
+        """Pays for following the command as it was shown; an episode ends with a fall."""
+        fallen = self.fallen(now)
+        terms = self.terms(before.kept, now, action, fallen)
+        reward = jnp.maximum(sum(terms.values()) * self.dt, 0.0)
+        metrics = {f"reward_{name}": jnp.float32(term) for name, term in terms.items()}
+        return Verdict(reward, fallen, metrics)
+
+    def fallen(self, now: physics.Data) -> Array:
+        """Returns whether the robot lies on its back."""
+        return self.read(now, "upvector")[2] < 0
+
+    def read(self, now: physics.Data, sensor: str) -> jax.Array:
+        """Returns the value of a sensor of the model, by its name."""
+        return physics.sensor(self.physics_model(), now, sensor)
+
+    def gravity(self, now: physics.Data) -> jax.Array:
+        """Returns the direction of gravity [3] in the frame of the robot's inertial sensor."""
+        return -quat_to_mat(self.read(now, "orientation"))[2]
+
+    def heights(self, now: physics.Data) -> jax.Array:
+        """Returns how high the feet are [n], in m."""
+        sites = self.physics_model().names.site
+        return jnp.stack([now.site_xpos[sites.index(foot), 2] for foot in self.feet])
+
+    def foot_velocities(self, now: physics.Data) -> jax.Array:
+        """Returns the velocities of the feet [n, 3] in the world, in m/s."""
+        return jnp.stack([self.read(now, f"{foot}_global_linvel") for foot in self.feet])
+
+    def _steps(self, seconds: Array) -> Array:
+        return jnp.round(seconds / self.dt).astype(jnp.int32)
+
+    def _until(self, key: Array) -> Array:
+        """Draws how many steps a command lasts, five seconds in the mean; consumes the key."""
+        return self._steps(5.0 * jax.random.exponential(key, (), jnp.float32))
+
+
+@functools.cache
+def _with_servos(path: Any, integrator: str, kp: float, kd: float) -> physics.Model:
+    """Loads a model whose servos and joints get other gains, as Playground changes them after compiling."""
+    compiled = mujoco.MjModel.from_xml_path(str(path))
+    compiled.dof_damping[6:] = kd
+    compiled.actuator_gainprm[:, 0] = kp
+    compiled.actuator_biasprm[:, 1] = -kp
+    model = physics.load(compiled)
+    if integrator == "euler":
+        model = dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
+    return model

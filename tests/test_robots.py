@@ -1,0 +1,346 @@
+"""Robots with a joystick: MuJoCo's C code and the published formulas, written plainly, are the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import quadruped
+from seedbed import simd
+from seedbed.config.presets import PRESETS
+from seedbed.config.resolve import resolve_env
+from seedbed.envs.device.mujoco import TaskState
+from seedbed.envs.device.playground import playground_file
+from seedbed.envs.device.robots.go1 import Go1Joystick, Go1Scales
+from seedbed.testing.checks import check_task
+from seedbed.types import SeedbedError
+
+FEET = ("FR", "FL", "RR", "RL")
+STEPS = 120
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("robot") / "quadruped.xml"
+    path.write_text(quadruped.xml())
+    return str(path)
+
+
+def unit(robot: str, **options: Any) -> Go1Joystick:
+    """A task whose terms all have the weight 1, without noise."""
+    names = [field.name for field in dataclasses.fields(Go1Scales)]
+    ones = Go1Scales(**dict.fromkeys(names, 1.0))
+    return Go1Joystick(
+        **{"xml_file": robot, "noise_level": 0.0, "scales": ones, "solver_iterations": 0} | options
+    )
+
+
+class Slow:
+    """MuJoCo Playground's Go1JoystickFlatTerrain, step by step on mjData; the command is given."""
+
+    def __init__(self, robot: str) -> None:
+        self.model = mujoco.MjModel.from_xml_path(robot)
+        self.model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
+        self.model.opt.tolerance = 0
+        self.data = mujoco.MjData(self.model)
+        self.home = self.model.key("home").qpos[7:]
+        self.action = np.zeros(12)
+        self.air, self.contact, self.peak = np.zeros(4), np.zeros(4, bool), np.zeros(4)
+
+    def read(self, name: str) -> np.ndarray:
+        return self.data.sensor(name).data.copy()
+
+    def step(self, action: np.ndarray, command: np.ndarray) -> dict[str, Any]:
+        self.data.ctrl[:] = self.home + 0.5 * action
+        mujoco.mj_step(self.model, self.data, 5)
+        contact = np.array([self.read(f"{foot}_floor_found")[0] > 0 for foot in FEET])
+        first = (self.air > 0) & (contact | self.contact)
+        self.air = self.air + 0.02
+        height = np.array([self.data.site(foot).xpos[2] for foot in FEET])
+        self.peak = np.maximum(self.peak, height)
+        seen = {"state": self.state(command), "privileged": self.privileged()}
+        terms = self.terms(action, command, contact, first, height)
+        self.action = action
+        self.air, self.contact = self.air * ~contact, contact
+        self.peak = self.peak * ~contact
+        return {"seen": seen, "terms": terms, "fallen": self.read("upvector")[2] < 0}
+
+    def gravity(self) -> np.ndarray:
+        return self.data.site("imu").xmat.reshape(3, 3).T @ [0, 0, -1]
+
+    def state(self, command: np.ndarray) -> np.ndarray:
+        body = [self.read("local_linvel"), self.read("gyro"), self.gravity()]
+        joints = [self.data.qpos[7:] - self.home, self.data.qvel[6:]]
+        return np.hstack([*body, *joints, self.action, command])
+
+    def privileged(self) -> np.ndarray:
+        body = ["gyro", "accelerometer"]
+        feet = np.hstack([self.read(f"{foot}_global_linvel") for foot in FEET])
+        return np.hstack(
+            [
+                *map(self.read, body),
+                self.gravity(),
+                self.read("local_linvel"),
+                self.read("global_angvel"),
+                self.data.qpos[7:] - self.home,
+                self.data.qvel[6:],
+                self.data.actuator_force,
+                self.contact,
+                feet,
+                self.air,
+                np.zeros(4),
+            ]
+        )
+
+    def terms(self, action, command, contact, first, height) -> dict[str, float]:
+        joints, force = self.data.qpos[7:], self.data.actuator_force
+        low, high = self.model.jnt_range[1:].T * 0.95
+        speed = np.array([np.hypot(*self.read(f"{foot}_global_linvel")[:2]) for foot in FEET])
+        told = np.linalg.norm(command) > 0.01
+        off = np.sum((command[:2] - self.read("local_linvel")[:2]) ** 2)
+        return {
+            "tracking_lin_vel": np.exp(-off / 0.25),
+            "tracking_ang_vel": np.exp(-((command[2] - self.read("gyro")[2]) ** 2) / 0.25),
+            "lin_vel_z": self.read("global_linvel")[2] ** 2,
+            "ang_vel_xy": np.sum(self.read("global_angvel")[:2] ** 2),
+            "orientation": np.sum(self.read("upvector")[:2] ** 2),
+            "dof_pos_limits": np.sum(np.maximum(low - joints, 0) + np.maximum(joints - high, 0)),
+            "pose": np.exp(-np.sum((joints - self.home) ** 2 * ([1, 1, 0.1] * 4))),
+            "termination": float(self.read("upvector")[2] < 0),
+            "stand_still": 0.0 if told else np.abs(joints - self.home).sum(),
+            "torques": np.linalg.norm(force) + np.abs(force).sum(),
+            "action_rate": np.sum((action - self.action) ** 2),
+            "energy": np.sum(np.abs(self.data.qvel[6:]) * np.abs(force)),
+            "feet_clearance": np.sum(np.abs(height - 0.1) * np.sqrt(speed)),
+            "feet_height": np.sum((self.peak / 0.1 - 1) ** 2 * first) * told,
+            "feet_slip": np.sum(speed**2 * contact) * told,
+            "feet_air_time": np.sum((self.air - 0.1) * first) * told,
+        }
+
+
+def commands() -> np.ndarray:
+    """A command for each step; a third of them are 0."""
+    drawn = np.random.default_rng(1).uniform(-1, 1, (STEPS // 10, 3)) * (1.5, 0.8, 1.2)
+    drawn[::3] = 0
+    return np.repeat(drawn, 10, axis=0)
+
+
+@pytest.fixture(scope="module")
+def rolled(robot: str) -> tuple[Any, Any, dict[str, Any]]:
+    """A rollout of MuJoCo from the posture, and ours from each of its states."""
+    task, slow, rng = unit(robot), Slow(robot), np.random.default_rng(0)
+    data = slow.data
+    mujoco.mj_resetDataKeyframe(slow.model, data, 0)
+    data.qvel[:6] = rng.uniform(-0.5, 0.5, 6)
+    mujoco.mj_forward(slow.model, data)
+    kept = jax.tree.map(np.asarray, task.begin(jax.random.key(0))._replace(key=()))
+    before, actions, found = [], [], []
+    for command in commands():
+        for name in ("qpos", "qvel", "qacc_warmstart"):
+            getattr(data, name)[:] = np.float32(getattr(data, name))
+        state = [np.float32(getattr(data, name)) for name in ("qpos", "qvel", "qacc_warmstart")]
+        feet = kept.feet._replace(
+            contact=slow.contact.copy(),
+            air_time=np.float32(slow.air),
+            peak=np.float32(slow.peak),
+        )
+        action = np.float32(np.clip(0.5 * rng.standard_normal(12), -1, 1))
+        ride = kept._replace(
+            command=np.float32(command),
+            action=np.float32(slow.action),
+            feet=feet,
+            until=np.int32(9),
+        )
+        before.append(TaskState(state[0], np.zeros(3, np.float32), *state[1:], ride))
+        actions.append(action)
+        found.append(slow.step(np.float64(action), command))
+
+    def step(inner: TaskState, action: Any) -> Any:
+        ride = inner.kept._replace(key=jax.random.key(0))
+        opened = task.reset(jax.random.key(0))
+        return task.step(opened._replace(inner=inner._replace(kept=ride)), action)
+
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *before)
+    ours = jax.jit(jax.vmap(step))(stacked, np.stack(actions))
+    return ours, np.stack(actions), jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+
+
+def test_observations_are_the_published_ones(rolled):
+    ours, _, theirs = rolled
+    assert theirs["seen"]["privileged"][:, 51:55].any() and not theirs["fallen"][:40].any()
+    for name, wanted in theirs["seen"].items():
+        scale = np.maximum(1.0, np.abs(wanted).max(axis=0))
+        np.testing.assert_array_less(np.abs(ours.timestep.observation[name] - wanted) / scale, 1e-4)
+
+
+def test_rewards_are_the_published_ones(rolled):
+    ours, _, theirs = rolled
+    for name, wanted in theirs["terms"].items():
+        assert np.abs(wanted).max() > 0 or name in ("termination", "dof_pos_limits"), name
+        np.testing.assert_allclose(
+            ours.metrics[f"reward_{name}"], wanted, rtol=2e-4, atol=1e-4, err_msg=name
+        )
+    total = np.maximum(0.02 * sum(theirs["terms"].values()), 0)
+    np.testing.assert_allclose(ours.timestep.reward, total, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(ours.timestep.terminated, theirs["fallen"])
+
+
+def test_what_is_kept_follows_the_step(rolled):
+    ours, actions, _ = rolled
+    kept = ours.inner.kept
+    np.testing.assert_array_equal(kept.action, actions)
+    np.testing.assert_array_equal(kept.earlier[1:], actions[:-1])
+    assert not kept.feet.air_time[kept.feet.contact].any()
+    assert (kept.feet.air_time[~kept.feet.contact] > 0).all()
+
+
+def play(task: Go1Joystick, count: int, steps: int, actions: float = 0.0) -> Any:
+    """Episodes of a task with one action; leaves [steps, count, ...]."""
+    opened = jax.jit(jax.vmap(task.reset))(jax.random.split(jax.random.key(0), count))
+    action = jnp.full((count, 12), actions, jnp.float32)
+    step = simd.vectorize(task.step)
+
+    def forward(state: Any, _: None) -> Any:
+        now = step(state, action)
+        return now, now
+
+    return opened, jax.jit(lambda state: jax.lax.scan(forward, state, None, length=steps))(opened)[
+        1
+    ]
+
+
+@pytest.mark.slow
+def test_commands_change_and_stand_still(robot):
+    """An episode opens with any command; later each number is anew with probability 1/2, and often 0."""
+    task = Go1Joystick(xml_file=robot)
+    opened, played = play(task, 512, 300)
+    first = np.asarray(opened.inner.kept.command)
+    assert (np.abs(first).max(0) > 0.98 * np.array([1.5, 0.8, 1.2])).all() and (first != 0).all()
+    command = np.asarray(played.inner.kept.command)
+    changed = (command[1:] != command[:-1]).any(-1)
+    # An exponential time of 5 s is over in a step of 0.02 s with probability 1/250; one draw in eight
+    # changes no number, and a number that is 0 already may stay so.
+    assert changed.mean() == pytest.approx(0.8 / 250, rel=0.15)
+    still = (command[-1] == 0).mean(0) / (command[-1] != first).mean(0)
+    np.testing.assert_allclose(still, [0.1, 0.75, 0.5], atol=0.08)
+    shown = np.asarray(played.timestep.observation["state"][..., -3:])
+    np.testing.assert_array_equal(shown[1:], command[:-1])
+
+
+@pytest.mark.slow
+def test_noise_has_its_size_and_spares_critics(robot):
+    options = {"xml_file": robot}
+    noisy, clean = (
+        play(Go1Joystick(**options, noise_level=level), 64, 20)[1].timestep.observation
+        for level in (1.0, 0.0)
+    )
+    off = np.asarray(noisy["state"] - clean["state"])
+    for part, size in ((slice(0, 3), 0.1), (slice(3, 6), 0.2), (slice(6, 9), 0.05)):
+        assert 0.95 * size < np.abs(off[..., part]).max() <= size * 1.001
+    for part, size in ((slice(9, 21), 0.03), (slice(21, 33), 1.5)):
+        assert 0.98 * size < np.abs(off[..., part]).max() <= size * 1.001
+    assert not off[..., 33:].any() and (off[1:, :, 0] != off[:-1, :, 0]).all()
+    np.testing.assert_array_equal(noisy["privileged"], clean["privileged"])
+
+
+@pytest.mark.slow
+def test_pushes_come_as_often_and_as_hard_as_they_should(robot):
+    """A push is half a sine over its time, whose impulse is about the mass times the speed over pi."""
+    task = Go1Joystick(xml_file=robot, push_speed=3.0, noise_level=0.0)
+    opened, played = play(task, 64, 400)
+    push = np.asarray(played.timestep.observation["privileged"][..., -4:-1])
+    assert (push[..., 2] == 0).all()
+    size = np.linalg.norm(push, axis=-1)
+    kept = opened.inner.kept.push
+    mass = float(np.sum(task.physics_model().body_mass))
+    for i in range(64):
+        waited, steps = int(kept.wait[i]), int(kept.steps[i])
+        assert not size[:waited, i].any()
+        one = size[waited : waited + steps + 1, i]
+        phase = np.pi * np.arange(steps + 1) * 0.02 / float(kept.seconds[i])
+        half_sine = 0.5 * np.sin(phase) * mass * float(kept.speed[i]) / float(kept.seconds[i])
+        np.testing.assert_allclose(one, np.abs(half_sine), rtol=1e-3, atol=1e-2)
+        assert not size[waited + steps + 2 : 2 * waited, i].any()
+    # They push: an idle robot moves where it is pushed.
+    still = play(dataclasses.replace(task, push_speed=0.0), 64, 400)[1]
+    assert not np.asarray(still.timestep.observation["privileged"][..., -4:]).any()
+    assert np.abs(np.asarray(played.inner.qpos - still.inner.qpos)).max() > 0.05
+
+
+def test_an_action_may_come_a_step_late(robot):
+    late = Go1Joystick(xml_file=robot, action_latency=1)
+    kept = late.begin(jax.random.key(0))._replace(action=jnp.full(12, 0.5))
+    np.testing.assert_allclose(late.control(kept, jnp.ones(12)), late.posture + 0.25)
+    now = dataclasses.replace(late, action_latency=0)
+    np.testing.assert_allclose(now.control(kept, jnp.ones(12)), now.posture + 0.5)
+
+
+def test_a_robot_may_do_without_its_velocity(robot):
+    blind = Go1Joystick(xml_file=robot, base_velocity=False).spec.observation
+    assert blind["state"].shape == (45,) and blind["privileged"].shape == (75,)
+
+
+@pytest.mark.slow
+def test_the_task_passes_the_checks_of_tasks(robot):
+    check_task(Go1Joystick(xml_file=robot, push_speed=1.0))
+
+
+def test_servos_have_the_gains_of_the_task(robot):
+    model = Go1Joystick(xml_file=robot, kp=20.0, kd=0.7).physics_model()
+    assert (model.actuator_gainprm[:, 0] == 20).all() and (
+        model.actuator_biasprm[:, 1] == -20
+    ).all()
+    assert not np.asarray(model.dof_damping[:6]).any()
+    np.testing.assert_allclose(model.dof_damping[6:], 0.7)
+
+
+def test_wrong_options_are_named(robot, tmp_path):
+    for options, words in (
+        ({"action_latency": 2}, "action_latency is 2; give 0 or 1"),
+        ({"noise_level": -1.0}, "noise_level is -1.0; give 0 or more"),
+        ({"push_speed": float("nan")}, "push_speed is nan; give 0 or more"),
+    ):
+        with pytest.raises(SeedbedError, match=words):
+            Go1Joystick(xml_file=robot, **options)
+    other = tmp_path / "other.xml"
+    other.write_text(quadruped.xml(home="stand"))
+    with pytest.raises(SeedbedError, match="has no keyframe 'home', the posture"):
+        Go1Joystick(xml_file=str(other)).spec  # noqa: B018
+
+
+def test_missing_models_are_one_line(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SeedbedError, match=r'go1/.* pip install "seedbed\[robots\]"'):
+        playground_file("playground/locomotion/go1/xmls/scene.xml")
+
+
+def test_a_file_of_the_packages_is_found(monkeypatch, tmp_path):
+    folder = tmp_path / "mujoco/playground/assets/mujoco_playground/_src/locomotion"
+    folder.mkdir(parents=True)
+    (folder / "robot.xml").write_text(quadruped.xml())
+
+    def find(name: str) -> Any:
+        return type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+
+    monkeypatch.setattr("importlib.util.find_spec", find)
+    assert playground_file("playground/locomotion/robot.xml") == folder / "robot.xml"
+    with pytest.raises(SeedbedError, match=r"have no .*other.xml: check the name"):
+        playground_file("playground/locomotion/other.xml")
+
+
+def test_the_preset_trains_the_task_of_that_name():
+    assert PRESETS["go1/joystick/ppo"]().env == dataclasses.replace(
+        resolve_env("go1/joystick"), **_changed(PRESETS["go1/joystick/ppo"]().env)
+    )
+
+
+def _changed(env: Any) -> dict[str, Any]:
+    usual = Go1Joystick()
+    names = [field.name for field in dataclasses.fields(env) if field.name != "model"]
+    return {n: getattr(env, n) for n in names if getattr(env, n) != getattr(usual, n)}
