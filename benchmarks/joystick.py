@@ -23,20 +23,24 @@ from _training import output
 from central import split_overrides
 
 ROBOTS, STEPS, SEED = 64, 1000, 1
-TASKS = {"go1/joystick/ppo": "Go1JoystickFlatTerrain-v1"}
+TASKS = {
+    "go1/joystick/ppo": "Go1JoystickFlatTerrain-v1",
+    "spot/joystick/ppo": "SpotFlatTerrainJoystick-v1",
+}
 """EnvPool's tasks, by preset."""
-LARGEST_PUSH = 1.0  # m/s, as in Playground: the trunk's speed changes by a third of it
+LARGEST_PUSH = 1.0  # m/s; the trunk's speed changes by a third of it
 REMARK = (
-    f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on the "
-    "actions, with the task's noise on what is observed. The error is the root of the mean square of what is "
+    f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on its "
+    "actions, with the task's noise on what is seen. The error is the root of the mean square of what is "
     "missing from the commanded velocity, forward and sideways together, from the first step on, with the "
     "time that a robot takes to obey a new command; steps after a fall are left out. EnvPool's task is "
     "MuJoCo's C code with one iteration of the solver for each step of 4 ms, as Playground and training have "
-    "it. The second judge is MuJoCo's C code from the same file with a solver that converges; it pushes the "
-    f"trunk every one to three seconds, with up to {LARGEST_PUSH:g} m/s times the mass over pi. The curve is "
-    "of the return in training, with the preset's weights. Wall-clock counts from the start of the command "
-    "but for imports."
+    "it. The curve is of the return in training, with the preset's weights. Wall-clock counts from the start "
+    f"of the command but for imports. Pushes come every one to three seconds, up to {LARGEST_PUSH:g} m/s "
+    "times the mass over pi, "
 )
+IN_C = "in MuJoCo's C code from the same file, with a solver that converges."
+IN_ENVPOOL = "in EnvPool's task, too."
 
 
 class Found(NamedTuple):
@@ -54,14 +58,14 @@ def judged(errors: list[np.ndarray], upright: np.ndarray) -> Found:
     return Found(int(upright.sum()), along, math.sqrt(np.nanmean(squared[..., 2])))
 
 
-def in_envpool(run: str, task: str) -> Found:
+def in_envpool(run: str, task: str, **options: Any) -> Found:
     """Drives the robots in EnvPool's task."""
     import envpool  # type: ignore[import-not-found]
 
     import seedbed
 
     policy = seedbed.load(run, newest=True)
-    envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED)
+    envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED, **options)
     observation, info = envs.reset()
     upright, errors = np.ones(ROBOTS, bool), []
     for _ in range(STEPS):
@@ -202,9 +206,14 @@ def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
     if args.judge:
+        task = TASKS[args.preset]
+        pushes = {"pert_enable": True, "kick_velocity_max": LARGEST_PUSH}
         found = {
-            "envpool": in_envpool(args.judge, TASKS[args.preset]),
-            "pushed": with_pushes(args.judge),
+            "envpool": in_envpool(args.judge, task),
+            # EnvPool's Go1 has no pushes.
+            "pushed": with_pushes(args.judge)
+            if task.startswith("Go1")
+            else in_envpool(args.judge, task, **pushes),
         }
         print(json.dumps({name: each._asdict() for name, each in found.items()}))
         return
@@ -225,7 +234,8 @@ def main() -> None:
             f"| median | | | | | {statistics.median(seconds):.0f} s | | |",
             f"| worst | | | | | {max(seconds):.0f} s | | |",
         ]
-        page = learning.Page(table, REMARK, commands, learning.head())
+        remark = REMARK + (IN_C if args.preset.startswith("go1") else IN_ENVPOOL)
+        page = learning.Page(table, remark, commands, learning.head())
         curves = {each: lines for each, (lines, _) in runs.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))

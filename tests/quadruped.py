@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_LEGS = {"FR": (0.19, -0.05), "FL": (0.19, 0.05), "RR": (-0.19, -0.05), "RL": (-0.19, 0.05)}
+_PLACES = ((0.19, -0.05), (0.19, 0.05), (-0.19, -0.05), (-0.19, 0.05))
+GO1 = ("FR", "FL", "RR", "RL")
+"""What Go1's legs are called."""
 _LEG = """
   <body name="{leg}_hip" pos="{x} {y} 0">
     <inertial pos="0 0 0" mass=".6" diaginertia=".001 .001 .001"/>
@@ -20,13 +22,13 @@ _LEG = """
   </body>"""
 
 
-def xml(home: str = "home") -> str:
-    """Returns the robot's MJCF; `home` is the name of its keyframe."""
+def xml(home: str = "home", names: tuple[str, ...] = GO1, trunk: str = "trunk") -> str:
+    """Returns the robot's MJCF; `home` is the name of its keyframe, `names` are those of its legs."""
     legs = "".join(
         _LEG.format(leg=leg, x=x, y=y, side=0.08 if y > 0 else -0.08)
-        for leg, (x, y) in _LEGS.items()
+        for leg, (x, y) in zip(names, _PLACES, strict=True)
     )
-    joints = [f"{leg}_{part}" for leg in _LEGS for part in ("hip", "thigh", "calf")]
+    joints = [f"{leg}_{part}" for leg in names for part in ("hip", "thigh", "calf")]
     servos = "".join(
         f'<position joint="{each}" kp="35" inheritrange="1" forcerange="-30 30"/>'
         for each in joints
@@ -34,7 +36,8 @@ def xml(home: str = "home") -> str:
     feet = "".join(
         f'<framelinvel objtype="site" objname="{leg}" name="{leg}_global_linvel"/>'
         f'<contact name="{leg}_floor_found" geom1="{leg}" geom2="floor" num="1" data="found"/>'
-        for leg in _LEGS
+        f'<framepos objtype="site" objname="{leg}" name="{leg}_pos" reftype="site" refname="imu"/>'
+        for leg in names
     )
     pose = "0 0 .278 1 0 0 0 .1 .9 -1.8 -.1 .9 -1.8 .1 .9 -1.8 -.1 .9 -1.8"
     return f"""
@@ -43,7 +46,7 @@ def xml(home: str = "home") -> str:
   <default><joint armature=".005" damping=".5"/></default>
   <worldbody>
     <geom name="floor" type="plane" size="0 0 .01" contype="1" conaffinity="0" friction=".6"/>
-    <body name="trunk" pos="0 0 .445">
+    <body name="{trunk}" pos="0 0 .445">
       <freejoint/>
       <inertial pos=".02 0 0" mass="5.2" diaginertia=".017 .06 .07"/>
       <site name="imu" pos="-.016 -.066 -.006" euler="0 0 10"/>

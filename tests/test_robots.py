@@ -17,59 +17,82 @@ from seedbed.config.presets import PRESETS
 from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.playground import playground_file
-from seedbed.envs.device.robots.go1 import Go1Joystick, Go1Scales
+from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.robots.spot import SpotJoystick
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
 
-FEET = ("FR", "FL", "RR", "RL")
 STEPS = 120
 
 
 @pytest.fixture(scope="module")
-def robot(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("robot") / "quadruped.xml"
-    path.write_text(quadruped.xml())
-    return str(path)
+def robots(tmp_path_factory: pytest.TempPathFactory) -> dict[type, str]:
+    """A file for each task."""
+    folder, files = tmp_path_factory.mktemp("robots"), {}
+    for kind in (Go1Joystick, SpotJoystick):
+        path = folder / f"{kind.__name__}.xml"
+        # Spot's feet are in another order than its legs.
+        names = quadruped.GO1 if kind is Go1Joystick else ("FR", "FL", "HR", "HL")
+        path.write_text(quadruped.xml(names=names, trunk=kind.trunk))
+        files[kind] = str(path)
+    return files
 
 
-def unit(robot: str, **options: Any) -> Go1Joystick:
+@pytest.fixture(scope="module")
+def robot(robots: dict[type, str]) -> str:
+    return robots[Go1Joystick]
+
+
+def unit(kind: type, robot: str, **options: Any) -> Any:
     """A task whose terms all have the weight 1, without noise."""
-    names = [field.name for field in dataclasses.fields(Go1Scales)]
-    ones = Go1Scales(**dict.fromkeys(names, 1.0))
-    return Go1Joystick(
+    scales = type(kind.scales)  # type: ignore[attr-defined]
+    ones = scales(**{field.name: 1.0 for field in dataclasses.fields(scales)})
+    return kind(
         **{"xml_file": robot, "noise_level": 0.0, "scales": ones, "solver_iterations": 0} | options
     )
 
 
-class Slow:
+class SlowGo1:
     """MuJoCo Playground's Go1JoystickFlatTerrain, step by step on mjData; the command is given."""
+
+    feet, scale, clearance, reach = ("FR", "FL", "RR", "RL"), 0.5, 0.1, (1.5, 0.8, 1.2)
+    stiffness, damping = 35.0, 0.5
 
     def __init__(self, robot: str) -> None:
         self.model = mujoco.MjModel.from_xml_path(robot)
         self.model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
         self.model.opt.tolerance = 0
+        self.model.dof_damping[6:] = self.damping
+        self.model.actuator_gainprm[:, 0] = self.stiffness
+        self.model.actuator_biasprm[:, 1] = -self.stiffness
         self.data = mujoco.MjData(self.model)
         self.home = self.model.key("home").qpos[7:]
-        self.action = np.zeros(12)
+        self.action = self.earlier = np.zeros(12)
         self.air, self.contact, self.peak = np.zeros(4), np.zeros(4, bool), np.zeros(4)
 
     def read(self, name: str) -> np.ndarray:
         return self.data.sensor(name).data.copy()
 
     def step(self, action: np.ndarray, command: np.ndarray) -> dict[str, Any]:
-        self.data.ctrl[:] = self.home + 0.5 * action
+        self.data.ctrl[:] = self.targets(action)
         mujoco.mj_step(self.model, self.data, 5)
-        contact = np.array([self.read(f"{foot}_floor_found")[0] > 0 for foot in FEET])
+        contact = np.array([self.read(f"{foot}_floor_found")[0] > 0 for foot in self.feet])
         first = (self.air > 0) & (contact | self.contact)
         self.air = self.air + 0.02
-        height = np.array([self.data.site(foot).xpos[2] for foot in FEET])
+        height = np.array([self.data.site(foot).xpos[2] for foot in self.feet])
         self.peak = np.maximum(self.peak, height)
         seen = {"state": self.state(command), "privileged": self.privileged()}
         terms = self.terms(action, command, contact, first, height)
-        self.action = action
+        self.earlier, self.action = self.action, action
         self.air, self.contact = self.air * ~contact, contact
         self.peak = self.peak * ~contact
-        return {"seen": seen, "terms": terms, "fallen": self.read("upvector")[2] < 0}
+        return {"seen": seen, "terms": terms, "fallen": self.fallen()}
+
+    def targets(self, action: np.ndarray) -> np.ndarray:
+        return self.home + self.scale * action
+
+    def fallen(self) -> bool:
+        return self.read("upvector")[2] < 0
 
     def gravity(self) -> np.ndarray:
         return self.data.site("imu").xmat.reshape(3, 3).T @ [0, 0, -1]
@@ -81,7 +104,7 @@ class Slow:
 
     def privileged(self) -> np.ndarray:
         body = ["gyro", "accelerometer"]
-        feet = np.hstack([self.read(f"{foot}_global_linvel") for foot in FEET])
+        feet = np.hstack([self.read(f"{foot}_global_linvel") for foot in self.feet])
         return np.hstack(
             [
                 *map(self.read, body),
@@ -101,7 +124,7 @@ class Slow:
     def terms(self, action, command, contact, first, height) -> dict[str, float]:
         joints, force = self.data.qpos[7:], self.data.actuator_force
         low, high = self.model.jnt_range[1:].T * 0.95
-        speed = np.array([np.hypot(*self.read(f"{foot}_global_linvel")[:2]) for foot in FEET])
+        speed = np.array([np.hypot(*self.read(f"{foot}_global_linvel")[:2]) for foot in self.feet])
         told = np.linalg.norm(command) > 0.01
         off = np.sum((command[:2] - self.read("local_linvel")[:2]) ** 2)
         return {
@@ -112,36 +135,90 @@ class Slow:
             "orientation": np.sum(self.read("upvector")[:2] ** 2),
             "dof_pos_limits": np.sum(np.maximum(low - joints, 0) + np.maximum(joints - high, 0)),
             "pose": np.exp(-np.sum((joints - self.home) ** 2 * ([1, 1, 0.1] * 4))),
-            "termination": float(self.read("upvector")[2] < 0),
+            "termination": float(self.fallen()),
             "stand_still": 0.0 if told else np.abs(joints - self.home).sum(),
             "torques": np.linalg.norm(force) + np.abs(force).sum(),
             "action_rate": np.sum((action - self.action) ** 2),
             "energy": np.sum(np.abs(self.data.qvel[6:]) * np.abs(force)),
-            "feet_clearance": np.sum(np.abs(height - 0.1) * np.sqrt(speed)),
-            "feet_height": np.sum((self.peak / 0.1 - 1) ** 2 * first) * told,
+            "feet_clearance": np.sum(np.abs(height - self.clearance) * np.sqrt(speed)),
+            "feet_height": np.sum((self.peak / self.clearance - 1) ** 2 * first) * told,
             "feet_slip": np.sum(speed**2 * contact) * told,
             "feet_air_time": np.sum((self.air - 0.1) * first) * told,
         }
 
 
-def commands() -> np.ndarray:
+class SlowSpot(SlowGo1):
+    """SpotFlatTerrainJoystick."""
+
+    feet, scale, clearance, reach = ("FL", "FR", "HL", "HR"), 0.3, 0.12, (1.0, 0.8, 1.0)
+    stiffness, damping = 300.0, 1.0
+    told = np.zeros(12)  # to the servos in the last step
+    history = np.zeros(36)
+
+    def targets(self, action: np.ndarray) -> np.ndarray:
+        low, high = self.model.actuator_ctrlrange.T
+        self.told = np.clip(super().targets(action), low, high)
+        return self.told
+
+    def fallen(self) -> bool:
+        return self.read("upvector")[2] < 0.85
+
+    def places(self) -> np.ndarray:
+        return np.hstack([self.read(f"{foot}_pos") for foot in self.feet])
+
+    def state(self, command: np.ndarray) -> np.ndarray:
+        self.history = np.roll(self.history, 12)
+        self.history[:12] = self.data.qpos[7:] - self.told
+        body = [self.read("gyro"), self.read("upvector"), self.data.qpos[7:] - self.home]
+        return np.hstack([*body, self.history, self.places(), self.action, command])
+
+    def privileged(self) -> np.ndarray:
+        names = ("gyro", "accelerometer", "upvector", "local_linvel", "global_angvel")
+        feet = np.hstack([self.read(f"{foot}_global_linvel") for foot in self.feet])
+        joints = [self.data.qpos[7:] - self.home, self.places(), self.data.qvel[6:]]
+        rest = [self.data.actuator_force, self.contact, feet, self.air, np.zeros(3)]
+        return np.hstack([*map(self.read, names), *joints, *rest])
+
+    def terms(self, action, command, contact, first, height) -> dict[str, float]:
+        terms = super().terms(action, command, contact, first, height)
+        for name in ("dof_pos_limits", "pose", "stand_still"):
+            del terms[name]
+        still = np.linalg.norm(command) < 0.01
+        bent = np.sum((self.data.qpos[7:] - self.home) ** 2)
+        speed = [np.hypot(*self.read(f"{foot}_global_linvel")[:2]) for foot in self.feet]
+        return terms | {
+            "posture": np.exp(-10 * bent) if still else 1.0,
+            "action_rate": terms["action_rate"]
+            + np.sum((action - 2 * self.action + self.earlier) ** 2),
+            "feet_slip": np.sum(np.square(speed) * contact),
+        }
+
+
+SLOW = {Go1Joystick: SlowGo1, SpotJoystick: SlowSpot}
+
+
+def commands(reach: tuple[float, ...]) -> np.ndarray:
     """A command for each step; a third of them are 0."""
-    drawn = np.random.default_rng(1).uniform(-1, 1, (STEPS // 10, 3)) * (1.5, 0.8, 1.2)
+    drawn = np.random.default_rng(1).uniform(-1, 1, (STEPS // 10, 3)) * reach
     drawn[::3] = 0
     return np.repeat(drawn, 10, axis=0)
 
 
-@pytest.fixture(scope="module")
-def rolled(robot: str) -> tuple[Any, Any, dict[str, Any]]:
+@pytest.fixture(
+    scope="module", params=[Go1Joystick, pytest.param(SpotJoystick, marks=pytest.mark.slow)]
+)
+def rolled(request: Any, robots: dict[type, str]) -> tuple[Any, Any, dict[str, Any]]:
     """A rollout of MuJoCo from the posture, and ours from each of its states."""
-    task, slow, rng = unit(robot), Slow(robot), np.random.default_rng(0)
+    kind = request.param
+    task, slow = unit(kind, robots[kind]), SLOW[kind](robots[kind])
+    rng = np.random.default_rng(0)
     data = slow.data
     mujoco.mj_resetDataKeyframe(slow.model, data, 0)
     data.qvel[:6] = rng.uniform(-0.5, 0.5, 6)
     mujoco.mj_forward(slow.model, data)
     kept = jax.tree.map(np.asarray, task.begin(jax.random.key(0))._replace(key=()))
     before, actions, found = [], [], []
-    for command in commands():
+    for command in commands(slow.reach):
         for name in ("qpos", "qvel", "qacc_warmstart"):
             getattr(data, name)[:] = np.float32(getattr(data, name))
         state = [np.float32(getattr(data, name)) for name in ("qpos", "qvel", "qacc_warmstart")]
@@ -150,11 +227,13 @@ def rolled(robot: str) -> tuple[Any, Any, dict[str, Any]]:
             air_time=np.float32(slow.air),
             peak=np.float32(slow.peak),
         )
-        action = np.float32(np.clip(0.5 * rng.standard_normal(12), -1, 1))
+        action = np.float32(np.clip(0.25 / slow.scale * rng.standard_normal(12), -1, 1))
         ride = kept._replace(
             command=np.float32(command),
             action=np.float32(slow.action),
+            earlier=np.float32(slow.earlier),
             feet=feet,
+            memory=np.float32(slow.history) if kind is SpotJoystick else (),
             until=np.int32(9),
         )
         before.append(TaskState(state[0], np.zeros(3, np.float32), *state[1:], ride))
@@ -173,7 +252,7 @@ def rolled(robot: str) -> tuple[Any, Any, dict[str, Any]]:
 
 def test_observations_are_the_published_ones(rolled):
     ours, _, theirs = rolled
-    assert theirs["seen"]["privileged"][:, 51:55].any() and not theirs["fallen"][:40].any()
+    assert (theirs["terms"]["feet_slip"] > 0).any() and not theirs["fallen"][:10].any()
     for name, wanted in theirs["seen"].items():
         scale = np.maximum(1.0, np.abs(wanted).max(axis=0))
         np.testing.assert_array_less(np.abs(ours.timestep.observation[name] - wanted) / scale, 1e-4)
@@ -200,7 +279,7 @@ def test_what_is_kept_follows_the_step(rolled):
     assert (kept.feet.air_time[~kept.feet.contact] > 0).all()
 
 
-def play(task: Go1Joystick, count: int, steps: int, actions: float = 0.0) -> Any:
+def play(task: Any, count: int, steps: int, actions: float = 0.0) -> Any:
     """Episodes of a task with one action; leaves [steps, count, ...]."""
     opened = jax.jit(jax.vmap(task.reset))(jax.random.split(jax.random.key(0), count))
     action = jnp.full((count, 12), actions, jnp.float32)
@@ -231,6 +310,16 @@ def test_commands_change_and_stand_still(robot):
     np.testing.assert_allclose(still, [0.1, 0.75, 0.5], atol=0.08)
     shown = np.asarray(played.timestep.observation["state"][..., -3:])
     np.testing.assert_array_equal(shown[1:], command[:-1])
+
+
+@pytest.mark.slow
+def test_spots_commands_last_four_seconds(robots):
+    opened, played = play(SpotJoystick(xml_file=robots[SpotJoystick]), 256, 405)
+    first, command = np.asarray(opened.inner.kept.command), np.asarray(played.inner.kept.command)
+    changed = (command[1:] != command[:-1]).any((1, 2))
+    assert np.flatnonzero(changed).tolist() == [199, 400]
+    assert (first == 0).all(1).mean() == pytest.approx(0.1, abs=0.06)
+    assert (np.abs(command).max((0, 1)) > 0.97 * np.array([1.0, 0.8, 1.0])).all()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ does not need. `seedbed list` shows their docstrings: one line each.
 from __future__ import annotations
 
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.recipes import on_device_ppo
+from seedbed.config.recipes import joystick_ppo, on_device_ppo
 from seedbed.run.options import FusedConfig
 
 
@@ -118,21 +118,16 @@ def go1_joystick_ppo() -> TrainConfig:
     from seedbed.envs.device.robots.go1 import Go1Joystick, Go1Scales
 
     # With the weights that the task is judged by, standing still is learned first, and walking much later.
-    scales = Go1Scales(tracking_lin_vel=3.0, tracking_ang_vel=1.5)
-    return on_device_ppo(
-        Go1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.0),
-        22_000_000,
-        batch=1024,
-        epochs=2,
-        minibatches=32,
-        gamma=0.98,
-        hidden_sizes=(128, 128),
-        reward_scale=1.0,
-        learning_rate=1e-3,
-        initial_scale=0.4,
-        least_scale=0.1,
-        entropy_cost=0.003,
-    )
+    scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
+    return joystick_ppo(Go1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 25_000_000)
+
+
+def spot_joystick_ppo() -> TrainConfig:
+    """Boston Dynamics' Spot follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales
+
+    scales = SpotScales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
+    return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 22_000_000)
 
 
 def grasp_ppo() -> TrainConfig:

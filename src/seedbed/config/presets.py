@@ -31,6 +31,7 @@ from seedbed.config.device_presets import (
     inverted_pendulum_ppo,
     pendulum_apg,
     reacher_ppo,
+    spot_joystick_ppo,
     ur5e_ppo,
     walker2d_ppo,
 )
@@ -200,6 +201,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "half_cheetah/sac": half_cheetah_sac,
     "fetch/ppo": fetch_ppo,
     "go1/joystick/ppo": go1_joystick_ppo,
+    "spot/joystick/ppo": spot_joystick_ppo,
     "grasp/ppo": grasp_ppo,
     "half_cheetah/ars": half_cheetah_ars,
     "half_cheetah/es": half_cheetah_es,

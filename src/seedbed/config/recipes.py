@@ -369,3 +369,22 @@ def images_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
         target_period=100,
     )
     return _config(env, agent, 5_000_000, envs_per_actor=16)
+
+
+def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
+    """A robot that follows a joystick with PPO, whose networks take more time than the physics.
+
+    `options` are fields of `Ppo`; they replace the settings here.
+    """
+    shared: dict[str, Any] = {
+        "batch": 1024,
+        "epochs": 2,
+        "minibatches": 32,
+        "gamma": 0.98,
+        "hidden_sizes": (128, 128),
+        "reward_scale": 1.0,
+        "learning_rate": 1e-3,
+        "least_scale": 0.1,
+        "entropy_cost": 0.001,
+    }
+    return on_device_ppo(env, steps, **shared | options)

@@ -57,6 +57,7 @@ OWN = frozenset(
         ),
         "seedbed.envs.device.functional:Functional",
         "seedbed.envs.device.robots.go1:Go1Scales",
+        "seedbed.envs.device.robots.spot:SpotScales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",

@@ -58,6 +58,7 @@ ON_DEVICE = {
     **_LOCOMOTION,
     "fetch": "seedbed.envs.device.targets.fetch:Fetch",
     "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
+    "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
     "grasp": "seedbed.envs.device.targets.grasp:Grasp",
     "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
     "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",

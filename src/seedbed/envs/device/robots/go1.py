@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask, Ride, Seen
 from seedbed.types import Array
 
-_CLEARANCE = 0.1  # m, how high a foot should swing
 _SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
 
 
@@ -55,10 +54,7 @@ class Go1Joystick(JoystickTask):
     kd: float = 0.5
     action_scale: float = 0.5
     command_ranges: tuple[float, float, float] = (1.5, 0.8, 1.2)
-    tracking_sigma: float = 0.25
-    """How far off a speed may be, squared, in m^2/s^2 and rad^2/s^2."""
     scales: Go1Scales = Go1Scales()
-    """Weights of the reward's terms."""
     base_velocity: bool = True
     """Whether the observation has the trunk's velocity, which a real robot does not measure."""
     trunk: ClassVar[str] = "trunk"
@@ -82,7 +78,7 @@ class Go1Joystick(JoystickTask):
         new = self.first_command(drawn) * jax.random.bernoulli(kept, jnp.asarray(_SHARE), (3,))
         return jnp.where(jax.random.bernoulli(other, 0.5, (3,)), new, last)
 
-    def measured(self, now: physics.Data) -> list[tuple[Array, float]]:
+    def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
         """Returns velocity, turning, gravity, and the joints' positions and velocities."""
         return [
             *([(self.read(now, "local_linvel"), 0.1)] if self.base_velocity else []),
@@ -114,34 +110,15 @@ class Go1Joystick(JoystickTask):
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
     ) -> dict[str, Array]:
         """Returns Playground's terms."""
-        command, joints = ride.command, now.qpos[7:]
-        off = squares(command[:2] - self.read(now, "local_linvel")[:2])
-        off_turning = jnp.square(command[2] - self.read(now, "gyro")[2])
-        told = jnp.sqrt(squares(command)) > 0.01
-        feet = self.moved_feet(now, ride.feet)
-        landed = (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
-        along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
+        terms, joints = self.usual_terms(ride, now, fallen), now.qpos[7:]
         bent = jnp.square(joints - self.posture) * np.tile([1.0, 1.0, 0.1], 4).astype(np.float32)
-        force = jnp.abs(now.actuator_force)
         limits = self.physics_model().jnt_range[1:].astype(np.float32) * 0.95
         beyond = jnp.maximum(limits[:, 0] - joints, 0) + jnp.maximum(joints - limits[:, 1], 0)
-        off_height = jnp.abs(self.heights(now) - _CLEARANCE)
-        costs = {
-            "tracking_lin_vel": jnp.exp(-off / self.tracking_sigma),
-            "tracking_ang_vel": jnp.exp(-off_turning / self.tracking_sigma),
-            "lin_vel_z": jnp.square(self.read(now, "global_linvel")[2]),
-            "ang_vel_xy": squares(self.read(now, "global_angvel")[:2]),
-            "orientation": squares(self.read(now, "upvector")[:2]),
+        told = self.told(ride)
+        return terms | {
+            "feet_slip": terms["feet_slip"] * told,
             "dof_pos_limits": beyond.sum(),
             "pose": jnp.exp(-bent.sum()),
-            "termination": fallen.astype(jnp.float32),
             "stand_still": jnp.where(told, 0.0, jnp.abs(joints - self.posture).sum()),
-            "torques": jnp.sqrt(squares(force)) + force.sum(),
             "action_rate": squares(action - ride.action),
-            "energy": (jnp.abs(now.qvel[6:]) * force).sum(),
-            "feet_clearance": (off_height * jnp.sqrt(jnp.sqrt(along))).sum(),
-            "feet_height": (jnp.square(feet.peak / _CLEARANCE - 1) * landed).sum() * told,
-            "feet_slip": (along * feet.contact).sum() * told,
-            "feet_air_time": ((feet.air_time - 0.1) * landed).sum() * told,
         }
-        return {name: getattr(self.scales, name) * cost for name, cost in costs.items()}

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, squares
 from seedbed.physics.math import quat_to_mat
 from seedbed.physics.model import EULER
 from seedbed.spaces import PRIVILEGED
@@ -50,8 +50,9 @@ class Push(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the observation after a step shows of the time before it."""
+    """What the observation after a step shows, besides what only critics see of the step itself."""
 
+    measured: Array  # [m] what the robot measures, with noise
     command: Array  # [3] m/s and rad/s: forward, left, turning left
     action: Array  # [nu] of the step before
     contact: Array  # [n] bool, before the step
@@ -72,6 +73,7 @@ class Ride(NamedTuple):
     feet: Feet
     push: Push
     seen: Seen
+    memory: Tree  # what the task itself remembers of what was measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,10 @@ class JoystickTask(MujocoTask, abc.ABC):
     """Largest speed in m/s of the pushes that come every one to three seconds; 0 is no pushes."""
     command_ranges: tuple[float, float, float]
     """Largest commands: forward and sideways in m/s, turning in rad/s."""
+    tracking_sigma: float = 0.25
+    """How far off a speed may be, squared, in m^2/s^2 and rad^2/s^2."""
+    scales: Any
+    """Weights of the reward's terms in 1/s; a dataclass that has their names."""
     solver_iterations: int = 0
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     home: ClassVar[str] = "home"
@@ -103,12 +109,14 @@ class JoystickTask(MujocoTask, abc.ABC):
     """Body that is pushed."""
     feet: ClassVar[tuple[str, ...]]
     """Sites of the feet; each has sensors `NAME_global_linvel` and `NAME_floor_found`."""
+    clearance: ClassVar[float] = 0.1
+    """How high a foot should swing, in m."""
     push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
     push_waits: ClassVar[tuple[float, float]] = (1.0, 3.0)
 
     @abc.abstractmethod
-    def measured(self, now: physics.Data) -> list[tuple[Array, float]]:
-        """Returns what the robot measures, part by part, each with the size of its noise."""
+    def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
+        """Returns what the robot measures, in parts: each [n] with the size of its noise, or sizes [n]."""
 
     @abc.abstractmethod
     def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
@@ -122,7 +130,15 @@ class JoystickTask(MujocoTask, abc.ABC):
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
     ) -> dict[str, Array]:
-        """Returns the terms of the reward in 1/s, by name; `ride` is what was kept before the step."""
+        """Returns the terms of the reward by name, unweighted; `ride` is what was kept before the step."""
+
+    def remembered(self, memory: Tree, measured: Array, targets: Array) -> Tree:
+        """Returns the memory after a measurement [m]; `targets` [nu] of the servos were those of the step."""
+        return memory
+
+    def state(self, seen: Seen, memory: Tree) -> list[Array]:
+        """Returns the parts of the observation of the policy."""
+        return [seen.measured, seen.action, seen.command]
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
@@ -183,10 +199,15 @@ class JoystickTask(MujocoTask, abc.ABC):
         push = Push(
             self._steps(waits), self._steps(seconds), seconds, speeds, count, count, nothing
         )
-        seen = Seen(first, idle, no, still, nothing, jnp.bool_(False))
-        feet_now = Feet(no, still, still)
-        until = self._until(until)
-        return Ride(key, count, first, until, idle, idle, feet_now, push, seen)
+        blank = jnp.zeros(self._sizes.size, jnp.float32)
+        seen = Seen(blank, first, idle, no, still, nothing, jnp.bool_(False))
+        feet_now, until = Feet(no, still, still), self.lasting(until)
+        memory = self.no_memory()
+        return Ride(key, count, first, until, idle, idle, feet_now, push, seen, memory)
+
+    def no_memory(self) -> Tree:
+        """Returns the memory before the first measurement; the targets of the servos count as 0 then."""
+        return ()
 
     def first_command(self, key: Array) -> Array:
         """Draws the command [3] that opens an episode; consumes the key."""
@@ -195,8 +216,11 @@ class JoystickTask(MujocoTask, abc.ABC):
 
     def keep(self, now: physics.Data, kept: Ride, action: Array | None = None) -> Ride:
         """Returns what is kept after a step: where the feet have been, and perhaps another command."""
+        noise = jax.random.fold_in(kept.key, 0x6E6F6973 ^ kept.step)
+        measured = self._measured(now, noise)
         if action is None:
-            return kept
+            memory = self.remembered(kept.memory, measured, jnp.zeros_like(kept.action))
+            return kept._replace(seen=kept.seen._replace(measured=measured), memory=memory)
         feet = self.moved_feet(now, kept.feet)
         key = jax.random.fold_in(kept.key, kept.step)
         drawn, until_key, turn = jax.random.split(key, 3)
@@ -207,7 +231,7 @@ class JoystickTask(MujocoTask, abc.ABC):
             key=kept.key,
             step=kept.step + 1,
             command=jnp.where(over, self.next_command(drawn, kept.command), kept.command),
-            until=jnp.where(over, self._until(until_key), until),
+            until=jnp.where(over, self.lasting(until_key), until),
             action=action,
             earlier=kept.action,
             feet=Feet(
@@ -217,6 +241,7 @@ class JoystickTask(MujocoTask, abc.ABC):
             ),
             push=push,
             seen=Seen(
+                measured=measured,
                 command=kept.command,
                 action=kept.action,
                 contact=kept.feet.contact,
@@ -224,6 +249,7 @@ class JoystickTask(MujocoTask, abc.ABC):
                 push=self.force(kept.push),
                 pushed=push.since >= push.wait,
             ),
+            memory=self.remembered(kept.memory, measured, self.control(kept, action)),
         )
 
     def moved_feet(self, now: physics.Data, before: Feet) -> Feet:
@@ -268,20 +294,46 @@ class JoystickTask(MujocoTask, abc.ABC):
         return jnp.concatenate([part for part, _ in self.measured(now)])
 
     def shown(self, now: physics.Data, kept: Ride) -> Tree:
-        """Returns the observation: measurements with noise, the last action but one, and the command."""
-        parts, seen = self.measured(now), kept.seen
-        clean = jnp.concatenate([part for part, _ in parts])
-        sizes = np.concatenate([np.full(part.shape, size, np.float32) for part, size in parts])
-        drawn = jax.random.fold_in(kept.key, 0x6E6F6973 ^ kept.step)
-        spread = jax.random.uniform(drawn, clean.shape, jnp.float32, -1.0, 1.0)
-        noisy = clean + self.noise_level * sizes * spread if self.noise_level else clean
-        state = jnp.concatenate([noisy, seen.action, seen.command])
-        return {"state": state, PRIVILEGED: jnp.concatenate(self.privileged(now, seen))}
+        """Returns what the policy sees, under `state`, and what critics see besides."""
+        return {
+            "state": jnp.concatenate(self.state(kept.seen, kept.memory)),
+            PRIVILEGED: jnp.concatenate(self.privileged(now, kept.seen)),
+        }
+
+    def _measured(self, now: physics.Data, key: Array) -> jax.Array:
+        """Returns what the robot measures with noise [m]; consumes the key."""
+        clean = self.observe(now)
+        if not self.noise_level:
+            return clean
+        spread = jax.random.uniform(key, clean.shape, jnp.float32, -1.0, 1.0)
+        return clean + self.noise_level * self._sizes * spread
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        """Returns the sizes of the noise on what is measured [m]."""
+        model = self.physics_model()
+        sizes: list[Any] = []
+
+        def parts(now: physics.Data) -> list[Array]:
+            found = self.measured(now)
+            sizes[:] = [size for _, size in found]
+            return [part for part, _ in found]
+
+        state = physics.init(model, model.qpos0.astype(np.float32))
+        shapes = jax.eval_shape(parts, physics.make_data(model, state))
+        spread = [
+            np.broadcast_to(np.float32(size), part.shape)
+            for size, part in zip(sizes, shapes, strict=True)
+        ]
+        return np.concatenate(spread)
 
     def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Pays for following the command as it was shown; an episode ends with a fall."""
         fallen = self.fallen(now)
-        terms = self.terms(before.kept, now, action, fallen)
+        terms = {
+            name: getattr(self.scales, name) * term
+            for name, term in self.terms(before.kept, now, action, fallen).items()
+        }
         reward = jnp.maximum(sum(terms.values()) * self.dt, 0.0)
         metrics = {f"reward_{name}": jnp.float32(term) for name, term in terms.items()}
         return Verdict(reward, fallen, metrics)
@@ -289,6 +341,35 @@ class JoystickTask(MujocoTask, abc.ABC):
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the robot lies on its back."""
         return self.read(now, "upvector")[2] < 0
+
+    def usual_terms(self, ride: Ride, now: physics.Data, fallen: Array) -> dict[str, Array]:
+        """Returns the terms that quadrupeds share."""
+        command, told = ride.command, self.told(ride)
+        off = squares(command[:2] - self.read(now, "local_linvel")[:2])
+        off_turning = jnp.square(command[2] - self.read(now, "gyro")[2])
+        feet, force = self.moved_feet(now, ride.feet), jnp.abs(now.actuator_force)
+        landed = (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
+        along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
+        off_height = jnp.abs(self.heights(now) - self.clearance)
+        peaks = jnp.square(feet.peak / self.clearance - 1)
+        return {
+            "tracking_lin_vel": jnp.exp(-off / self.tracking_sigma),
+            "tracking_ang_vel": jnp.exp(-off_turning / self.tracking_sigma),
+            "lin_vel_z": jnp.square(self.read(now, "global_linvel")[2]),
+            "ang_vel_xy": squares(self.read(now, "global_angvel")[:2]),
+            "orientation": squares(self.read(now, "upvector")[:2]),
+            "termination": fallen.astype(jnp.float32),
+            "torques": jnp.sqrt(squares(force)) + force.sum(),
+            "energy": (jnp.abs(now.qvel[6:]) * force).sum(),
+            "feet_clearance": (off_height * jnp.sqrt(jnp.sqrt(along))).sum(),
+            "feet_height": (peaks * landed).sum() * told,
+            "feet_slip": (along * feet.contact).sum(),
+            "feet_air_time": ((feet.air_time - 0.1) * landed).sum() * told,
+        }
+
+    def told(self, ride: Ride) -> jax.Array:
+        """Returns whether the robot is to move."""
+        return jnp.sqrt(squares(ride.command)) > 0.01
 
     def read(self, now: physics.Data, sensor: str) -> jax.Array:
         """Returns the value of a sensor of the model, by its name."""
@@ -310,7 +391,7 @@ class JoystickTask(MujocoTask, abc.ABC):
     def _steps(self, seconds: Array) -> Array:
         return jnp.round(seconds / self.dt).astype(jnp.int32)
 
-    def _until(self, key: Array) -> Array:
+    def lasting(self, key: Array) -> Array:
         """Draws how many steps a command lasts, five seconds in the mean; consumes the key."""
         return self._steps(5.0 * jax.random.exponential(key, (), jnp.float32))
 

@@ -1,0 +1,141 @@
+"""Boston Dynamics' Spot with a joystick on flat ground, as MuJoCo Playground's SpotFlatTerrainJoystick."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import squares
+from seedbed.envs.device.robots.joystick import JoystickTask, Ride, Seen
+from seedbed.types import Array
+
+_HISTORY = 3  # steps
+_STILL = 0.1  # how often a command is 0
+_LASTS = 201  # steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpotScales:
+    """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
+
+    tracking_lin_vel: float = 1.5
+    tracking_ang_vel: float = 0.8
+    lin_vel_z: float = -2.0
+    ang_vel_xy: float = -0.05
+    orientation: float = -5.0
+    termination: float = -1.0
+    posture: float = 1.0
+    torques: float = -0.0002
+    action_rate: float = -0.01
+    energy: float = -0.001
+    feet_slip: float = -0.1
+    feet_clearance: float = -2.0
+    feet_height: float = -0.1
+    feet_air_time: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpotJoystick(JoystickTask):
+    """Spot, a quadruped of 12 joints, follows a joystick on flat ground, without seeing its own speed.
+
+    Observation, reward and commands are those of MuJoCo Playground's SpotFlatTerrainJoystick, and so is the
+    solver's number of iterations.
+    """
+
+    xml_file: str = "playground/locomotion/spot/xmls/scene_mjx_feetonly_flat_terrain.xml"
+    frame_skip: int = 5
+    solver_iterations: int = 1
+    kp: float = 300.0
+    kd: float = 1.0
+    action_scale: float = 0.3
+    command_ranges: tuple[float, float, float] = (1.0, 0.8, 1.0)
+    scales: SpotScales = SpotScales()
+    trunk: ClassVar[str] = "body"
+    feet: ClassVar[tuple[str, ...]] = ("FL", "FR", "HL", "HR")
+    clearance: ClassVar[float] = 0.12
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Returns the home posture at rest; does not consume the key."""
+        del key
+        return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
+
+    def first_command(self, key: Array) -> Array:
+        """Draws any command, or 0; consumes the key."""
+        drawn, still = jax.random.split(key)
+        command = super().first_command(drawn)
+        return jnp.where(jax.random.bernoulli(still, _STILL), 0.0, command)
+
+    def next_command(self, key: Array, last: Array) -> Array:
+        """Draws as at the start; consumes the key."""
+        del last
+        return self.first_command(key)
+
+    def lasting(self, key: Array) -> Array:
+        """Returns 201 steps; does not consume the key."""
+        del key
+        return jnp.int32(_LASTS)
+
+    def control(self, kept: Ride, action: Array) -> Array:
+        """Returns the targets of the servos [nu] within their range, in rad."""
+        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
+        return jnp.clip(super().control(kept, action), low, high)
+
+    def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
+        """Returns turning, where up is, the joints' positions, and where the feet are in the body's frame."""
+        feet = jnp.concatenate([self.read(now, f"{foot}_pos") for foot in self.feet])
+        return [
+            (self.read(now, "gyro"), 0.1),
+            (self.read(now, "upvector"), 0.03),
+            (now.qpos[7:], 0.05),
+            (feet, np.tile([0.01, 0.005, 0.02], len(self.feet))),
+        ]
+
+    def no_memory(self) -> Array:
+        """Returns zeros for the errors of the servos, [36]."""
+        return jnp.zeros(_HISTORY * self.physics_model().nu, jnp.float32)
+
+    def remembered(self, memory: Array, measured: Array, targets: Array) -> Array:
+        """Returns how far the joints were from their targets, the newest step first."""
+        error = measured[6 : 6 + targets.shape[0]] - targets
+        return jnp.concatenate([error, memory[: -targets.shape[0]]])
+
+    def state(self, seen: Seen, memory: Array) -> list[Array]:
+        """Returns what is measured, with the errors of the servos after the joints, action and command."""
+        end = 6 + len(self.posture)
+        body, joints, feet = jnp.split(seen.measured, [6, end])
+        return [body, joints - self.posture, memory, feet, seen.action, seen.command]
+
+    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+        """Returns the same without noise, speeds, accelerations, forces, the feet and pushes."""
+        return [
+            *(self.read(now, name) for name in ("gyro", "accelerometer", "upvector")),
+            *(self.read(now, name) for name in ("local_linvel", "global_angvel")),
+            now.qpos[7:] - self.posture,
+            *(self.read(now, f"{foot}_pos") for foot in self.feet),
+            now.qvel[6:],
+            now.actuator_force,
+            seen.contact.astype(jnp.float32),
+            self.foot_velocities(now).ravel(),
+            seen.air_time,
+            seen.push,
+        ]
+
+    def fallen(self, now: physics.Data) -> Array:
+        """Returns whether the body leans by more than about 32 degrees."""
+        return self.read(now, "upvector")[2] < 0.85
+
+    def terms(
+        self, ride: Ride, now: physics.Data, action: Array, fallen: Array
+    ) -> dict[str, Array]:
+        """Returns Playground's terms."""
+        bent = squares(now.qpos[7:] - self.posture)
+        jerk = action - 2 * ride.action + ride.earlier
+        return self.usual_terms(ride, now, fallen) | {
+            "posture": jnp.exp(jnp.where(self.told(ride), 0.0, -10.0) * bent),
+            "action_rate": squares(action - ride.action) + squares(jerk),
+        }
