@@ -127,7 +127,7 @@ def spot_joystick_ppo() -> TrainConfig:
     from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales
 
     scales = SpotScales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 22_000_000)
+    return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 32_000_000)
 
 
 def grasp_ppo() -> TrainConfig:
