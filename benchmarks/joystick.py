@@ -1,8 +1,8 @@
 """Trains robots that follow a joystick and judges them in MuJoCo's C code, for docs/results/.
 
-Each policy drives 16 robots for 20 s twice: in EnvPool's copy of MuJoCo Playground's task, as it is, and in
-MuJoCo with a converged solver and pushes. Both have noise on what is observed and commands that change. Seeds
-run one after another, each with the whole machine; an interrupted series goes on where it stopped.
+Each policy drives 64 robots for 20 s in EnvPool's copy of MuJoCo Playground's task, as it is, and Go1's once
+more with pushes. Both have noise on what is observed and commands that change. Seeds run one after another,
+each with the whole machine; an interrupted series goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ REMARK = (
     "time that a robot takes to obey a new command; steps after a fall are left out. EnvPool's task is "
     "MuJoCo's C code with one iteration of the solver for each step of 4 ms, as Playground and training have "
     "it. The curve is of the return in training, with the preset's weights. Wall-clock counts from the start "
-    f"of the command but for imports. Pushes come every one to three seconds, up to {LARGEST_PUSH:g} m/s "
-    "times the mass over pi, "
+    "of the command but for imports."
 )
-IN_C = "in MuJoCo's C code from the same file, with a solver that converges."
-IN_ENVPOOL = "in EnvPool's task, too."
+PUSHED = (
+    " Pushes come every one to three seconds, with up to "
+    f"{LARGEST_PUSH:g} m/s times the mass over pi, in MuJoCo's C code from the same file, with a solver that "
+    "converges."
+)
 
 
 class Found(NamedTuple):
@@ -52,20 +54,20 @@ class Found(NamedTuple):
 
 
 def judged(errors: list[np.ndarray], upright: np.ndarray) -> Found:
-    """Sums up errors of the commands [16, 3], one array a step; NaN after a fall."""
+    """Sums up errors of the commands [n, 3], one array a step; NaN after a fall."""
     squared = np.square(np.array(errors))
     along = math.sqrt(np.nanmean(squared[..., :2].sum(-1)))
     return Found(int(upright.sum()), along, math.sqrt(np.nanmean(squared[..., 2])))
 
 
-def in_envpool(run: str, task: str, **options: Any) -> Found:
+def in_envpool(run: str, task: str) -> Found:
     """Drives the robots in EnvPool's task."""
     import envpool  # type: ignore[import-not-found]
 
     import seedbed
 
     policy = seedbed.load(run, newest=True)
-    envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED, **options)
+    envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED)
     observation, info = envs.reset()
     upright, errors = np.ones(ROBOTS, bool), []
     for _ in range(STEPS):
@@ -180,14 +182,14 @@ def judge(
     if not said.exists():
         learning.train(command, run, learning.TRAINED, math.inf)
         said.write_text(json.dumps(output([sys.executable, __file__, preset, "--judge", str(run)])))
-    lines = learning.read_lines(run / "metrics.jsonl")
-    return [line for line in lines if learning.TRAINED in line], json.loads(said.read_text())
+    lines, found = learning.read_lines(run / "metrics.jsonl"), json.loads(said.read_text())
+    return [line for line in lines if learning.TRAINED in line], found
 
 
-def row(seed: int, lines: list[dict[str, Any]], found: dict[str, Any]) -> str:
-    """Writes a line of the table."""
+def row(seed: int, lines: list[dict[str, Any]], found: dict[str, Any], pushed: bool) -> str:
+    """Writes a line of the table; `pushed` is whether it tells of the second judge."""
     last, cells = lines[-1], []
-    for name in ("envpool", "pushed"):
+    for name in ("envpool", *(["pushed"] if pushed else [])):
         each = Found(**found[name])
         cells.append(f"{each.error:.3f} m/s, {each.turning:.2f} rad/s | {each.upright} of {ROBOTS}")
     return (
@@ -202,19 +204,17 @@ def main() -> None:
     parser.add_argument("preset", nargs="?", default="go1/joystick/ppo", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=learning.ROOT / "runs" / "joystick")
+    parser.add_argument(
+        "--commit", default=learning.head(), help="that trained runs which are there already"
+    )
     parser.add_argument("--judge", metavar="RUN", help=argparse.SUPPRESS)
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
+    pushed = args.preset.startswith("go1")  # the second judge sees what Go1 sees
     if args.judge:
-        task = TASKS[args.preset]
-        pushes = {"pert_enable": True, "kick_velocity_max": LARGEST_PUSH}
-        found = {
-            "envpool": in_envpool(args.judge, task),
-            # EnvPool's Go1 has no pushes.
-            "pushed": with_pushes(args.judge)
-            if task.startswith("Go1")
-            else in_envpool(args.judge, task, **pushes),
-        }
+        found = {"envpool": in_envpool(args.judge, TASKS[args.preset])}
+        if pushed:
+            found["pushed"] = with_pushes(args.judge)
         print(json.dumps({name: each._asdict() for name, each in found.items()}))
         return
     runs: dict[int, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
@@ -226,16 +226,19 @@ def main() -> None:
             args.preset, command, args.runs / f"{args.preset.replace('/', '-')}-{seed}"
         )
         seconds = [lines[-1]["wall_s"] for lines, _ in runs.values()]
+        columns = ["seed", "error in EnvPool's task", "upright there"]
+        columns += ["error with pushes", "upright then"] if pushed else []
+        columns += ["wall-clock", "env steps", "env steps/s"]
+        blank = " |" * (len(columns) - 4)
         table = [
-            "| seed | error in EnvPool's task | upright there | error with pushes | upright then | "
-            "wall-clock | env steps | env steps/s |",
-            "|---" * 8 + "|",
-            *(row(each, *result) for each, result in sorted(runs.items())),
-            f"| median | | | | | {statistics.median(seconds):.0f} s | | |",
-            f"| worst | | | | | {max(seconds):.0f} s | | |",
+            f"| {' | '.join(columns)} |",
+            "|---" * len(columns) + "|",
+            *(row(each, *result, pushed) for each, result in sorted(runs.items())),
+            f"| median |{blank} {statistics.median(seconds):.0f} s | | |",
+            f"| worst |{blank} {max(seconds):.0f} s | | |",
         ]
-        remark = REMARK + (IN_C if args.preset.startswith("go1") else IN_ENVPOOL)
-        page = learning.Page(table, remark, commands, learning.head())
+        remark = REMARK + (PUSHED if pushed else "")
+        page = learning.Page(table, remark, commands, args.commit)
         curves = {each: lines for each, (lines, _) in runs.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))

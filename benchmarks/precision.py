@@ -42,7 +42,7 @@ RESULT = Path(__file__).parent / "results" / "precision.json"
 NAMES = (
     "cartpole/impala",
     "cartpole/dqn",
-    "cartpole/r2d2",
+    "CartPole-v1/r2d2",
     "half_cheetah/ppo",
     "half_cheetah/sac",
     "pong/impala",

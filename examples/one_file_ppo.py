@@ -3,8 +3,8 @@
     pip install torch
     python examples/one_file_ppo.py --steps 2000000
 
-In CleanRL's own file, only the line that makes `envs` changes. An environment of ours, like Gymnasium's since
-version 1.0, resets itself in the step after an end: that step is no experience, and is left out here.
+An environment of ours, like Gymnasium's since version 1.0, resets itself in the step after an end: that step
+is no experience, and is left out here. CleanRL's own file is written for environments that reset at once.
 """
 
 from __future__ import annotations

@@ -43,6 +43,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A worker's million objects are nearly all JAX's, and stay: looking through them costs time.
 gc.set_threshold(100_000, 20, 50)
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# Presets of robots load these models where the packages that have the real ones are missing.
+STAND_INS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stand_ins")  # noqa: PTH100, PTH118, PTH120
+sys.path.append(STAND_INS)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STAND_INS]))
 # Strict dtype promotion is not practical: optax's Adam mixes a Python float with an int32 count.
 
 from collections.abc import Callable, Iterator

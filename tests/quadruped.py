@@ -42,6 +42,7 @@ def xml(home: str = "home", names: tuple[str, ...] = GO1, trunk: str = "trunk") 
     pose = "0 0 .278 1 0 0 0 .1 .9 -1.8 -.1 .9 -1.8 .1 .9 -1.8 -.1 .9 -1.8"
     return f"""
 <mujoco>
+  <compiler angle="radian"/>
   <option timestep=".004"><flag eulerdamp="disable"/></option>
   <default><joint armature=".005" damping=".5"/></default>
   <worldbody>
@@ -49,7 +50,7 @@ def xml(home: str = "home", names: tuple[str, ...] = GO1, trunk: str = "trunk") 
     <body name="{trunk}" pos="0 0 .445">
       <freejoint/>
       <inertial pos=".02 0 0" mass="5.2" diaginertia=".017 .06 .07"/>
-      <site name="imu" pos="-.016 -.066 -.006" euler="0 0 10"/>
+      <site name="imu" pos="-.016 -.066 -.006" euler="0 0 .17"/>
       {legs}
     </body>
   </worldbody>

@@ -137,6 +137,20 @@ def test_without_auto_reset_the_caller_says_which_episodes_open():
 
 
 @pytest.mark.slow
+def test_a_masked_reset_keeps_what_wrappers_carry():
+    """Statistics of observations go on, as with auto-reset."""
+    task = changes.normalise_observation(LIMITED)
+    env = make_gymnasium(task, 4, seed=1, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset()
+    for _ in range(40):
+        now, _, terminated, truncated, _ = env.step(np.ones(4, int))
+        if (terminated | truncated).any():
+            now, _ = env.reset(options={"reset_mask": terminated | truncated})
+    # An opening is within 0.05 of the middle; by statistics of its own alone it would be 0.
+    assert (np.abs(now) < 4).all() and (np.abs(now).max(axis=1) > 0.05).all()
+
+
+@pytest.mark.slow
 def test_infos_hold_the_metrics():
     _, info = make_gymnasium(HOPPER).reset(seed=0)
     assert info["reward_forward"] == 0.0 and type(info["reward_forward"]) is float

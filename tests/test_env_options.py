@@ -15,7 +15,7 @@ import pytest
 import seedbed
 from seedbed import cli
 from seedbed.agents.ppo import Ppo
-from seedbed.config import env_options, flags
+from seedbed.config import defaults, env_options, flags
 from seedbed.config.env_options import Words, with_env_options
 from seedbed.config.saved import saved_config
 from seedbed.config.settle import Request, settle, with_options
@@ -291,3 +291,8 @@ def test_a_configuration_in_a_file_is_a_run(
     assert "cannot be read" in capsys.readouterr().err
     assert cli.main(["train", "ant", "--config", str(file)]) == 2
     assert "leave out the name" in capsys.readouterr().err
+
+
+def test_a_name_that_means_another_environment_now_is_no_command():
+    """`cartpole` was Gymnasium's task of the host."""
+    assert flags.command(defaults.configure(GymEnv("CartPole-v1"), "r2d2", "cartpole")) == ""

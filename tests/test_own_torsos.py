@@ -80,9 +80,11 @@ def test_a_torso_sees_scaled_floats_and_bytes_as_they_are():
         scale = Ppo(normalise_observations=True)
         spec = EnvSpec({"a": ArraySpec((3,), "int32"), "b": ArraySpec((2,), "uint8")}, Discrete(2))
         agent = bind(dataclasses.replace(scale, torso="own_torsos:spy"), spec)
-        scaling = agent._scaling(agent._initial_seen())
-        torso.init(jax.random.key(0), shown, scaling)
-        np.testing.assert_allclose(seen["a"], 4.0)
+        stats = agent._initial_seen()
+        stats = stats._replace(mean=jax.tree.map(lambda x: x + 1.0, stats.mean))
+        torso.init(jax.random.key(0), shown, agent._scaling(stats))
+        np.testing.assert_allclose(seen["a"], 3.0)
+        assert (seen["b"] != 7).all()
         assert seen["b"].dtype == jnp.float32
     finally:
         del own_torsos.spy
@@ -128,6 +130,13 @@ def test_the_torso_of_a_strangers_run_is_not_imported(tmp_path, monkeypatch):
         ("own_torsos:Wide(8)", "give module:Name, or"),
         ("own_torsos:Wide(units=print)", "give module:Name, or"),
         ("own_torsos:Wide(units", "give module:Name, or"),
+        ("own_torsos:Wide(units=3)(units=4)", "give module:Name, or"),
+        ("own_torsos:Wide(units=3).clone(units=4)", "give module:Name, or"),
+        ("own_torsos:Wide(units=3, units=4)", "give module:Name, or"),
+        ("own_torsos:Wide(**{'units': 4})", "give module:Name, or"),
+        ("own_torsos:Wide(name='x')", "give module:Name, or"),
+        (Wide, "torso is <class .*; give a name, or an instance of a flax module"),
+        (3, "torso is 3; give a name, or an instance of a flax module"),
         ("no_such_module:Thing", "no module 'no_such_module'; install it"),
         ("own_torsos:Wode", "own_torsos has no 'Wode'; did you mean"),
         ("own_torsos:number", "is a int: give a class derived from flax.linen.Module"),
@@ -154,3 +163,23 @@ def test_a_module_has_a_name_or_is_refused():
         Ppo(torso=Wide(activation=nn.tanh))
     with pytest.raises(SeedbedError, match="Local that other processes cannot import"):
         Ppo(torso=Local())
+    other = dataclasses.dataclass(type("Wide", (nn.Module,), {"__module__": "own_torsos"}))
+    with pytest.raises(SeedbedError, match="that is not, or no longer, own_torsos:Wide"):
+        Ppo(torso=other())
+
+
+def test_a_torso_is_made_anew_in_every_network():
+    """Not one of the first network that asked for it, nor one of a module's earlier text."""
+    for torso in ("own_torsos:Wide(units=3)", "own_torsos:wide"):
+        for _ in range(2):
+            Torso(torso, (8,)).init(jax.random.key(0), jnp.zeros((2, 4)))
+    assert own_torsos.wide.name is None
+
+
+def test_the_torso_of_a_strangers_job_is_not_imported(tmp_path):
+    trust = Trust(tmp_path, tmp_path / "job.json")
+    (tmp_path / "job.json").write_text("{}")
+    tmp_path.chmod(0o777)
+    with pytest.raises(Untrusted, match="the code stranger:Net"):
+        trust.require_agent({"class": "seedbed.agents.ppo:Ppo", "torso": "stranger:Net"})
+    trust.require_agent({"class": "seedbed.agents.ppo:Ppo", "torso": "nature"})

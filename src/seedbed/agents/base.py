@@ -184,6 +184,10 @@ class NetworkAgent(BaseAgent):
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         if isinstance(self.torso, nn.Module):
             object.__setattr__(self, "torso", name_of(self.torso))
+        if not isinstance(self.torso, str):
+            raise SeedbedError(
+                f"{self._name}.torso is {self.torso!r}; give a name, or an instance of a flax module"
+            )
         if is_own(self.torso):
             require_form(self.torso)
             if self.spec is not None:

@@ -25,6 +25,7 @@ from seedbed.config.recipes import (
     images_ppo,
     images_r2d2,
     images_vmpo,
+    joystick_ppo,
     on_device_ppo,
     real_vectors_ppo,
     vectors_apg,
@@ -258,7 +259,18 @@ def configure(
             f"agent {agent} does not fit {name or env}, which takes {task.action} actions from "
             f"{task.observation}: choose {' or '.join(agents)} ({agent} takes {'; '.join(kinds)})"
         )
-    return dataclasses.replace(agents[agent](env), name=f"{name}/{agent}" if name else agent)
+    made = _joystick(env) if agent == "ppo" else None
+    made = made or agents[agent](env)
+    return dataclasses.replace(made, name=f"{name}/{agent}" if name else agent)
+
+
+def _joystick(env: HostEnvConfig | Environment) -> TrainConfig | None:
+    """Returns the configuration of a robot that follows a joystick; None if the environment is none."""
+    if not is_on_device(env):
+        return None
+    from seedbed.envs.device.robots.joystick import JoystickTask
+
+    return joystick_ppo(env, 15_000_000) if isinstance(env, JoystickTask) else None
 
 
 def task_of(env: HostEnvConfig | Environment) -> Task:

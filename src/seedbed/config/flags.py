@@ -130,6 +130,8 @@ def command(config: TrainConfig) -> str:
         except SeedbedError:
             return ""
         words = ["seedbed", "train", env, "--agent", agent]
+    if type(usual.env) is not type(config.env):
+        return ""  # the name means another environment now
     if type(usual.runtime) is not type(config.runtime):
         runtime = config.runtime.runtime
         usual = in_runtime(usual, runtime)

@@ -54,11 +54,10 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
         described = data["env"]
         env = decode(described, trust) if "class" in described else registry.from_json(described)
         trust.require_env(env)
-        agent = decode(data["agent"], trust)
-        trust.require_agent(agent)
+        trust.require_agent(data["agent"])
         return TrainConfig(
             env,
-            agent,
+            decode(data["agent"], trust),
             construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
             _start(data),

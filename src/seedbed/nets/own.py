@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -51,7 +50,13 @@ def name_of(module: nn.Module) -> str:
                 "saved with the run: use numbers, texts and tuples of these, or derive a class with it"
             )
         given.append(f"{field.name}={value!r}")
-    return f"{kind.__module__}:{kind.__qualname__}" + (f"({', '.join(given)})" if given else "")
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    name = path + (f"({', '.join(given)})" if given else "")
+    if type(own_torso(name)) is not kind:
+        raise SeedbedError(
+            f"torso is a {kind.__qualname__} that is not, or no longer, {path}: import it anew"
+        )
+    return name
 
 
 def _is_literal(value: Any) -> bool:
@@ -66,7 +71,6 @@ def require_form(torso: str) -> None:
     _parts(torso)
 
 
-@functools.lru_cache
 def own_torso(torso: str) -> nn.Module:
     """Imports a user's flax module: a class, which is made with the fields in the name, or an instance.
 
@@ -89,14 +93,14 @@ def own_torso(torso: str) -> nn.Module:
             raise SeedbedError(f"torso {torso!r}: {module_name} has no {part!r}{hint}")
         found = getattr(found, part)
     if isinstance(found, nn.Module) and fields is None:
-        return found
+        return found.clone(parent=None, name=None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise SeedbedError(
             f"torso {torso!r} is a {type(found).__name__}: give a class derived from flax.linen.Module, or "
             "one of its instances without fields in brackets"
         )
     try:
-        return found(**(fields or {}))
+        return found(**(fields or {}), parent=None)
     except Exception as error:
         raise SeedbedError(f"torso {torso!r}: {type(error).__name__}: {error}") from error
 
@@ -111,9 +115,12 @@ def _parts(torso: str) -> tuple[str, str, dict[str, Any] | None]:
         return module, path, None
     try:
         call = ast.parse(rest, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or call.args or ast.unparse(call.func) != path:
             raise ValueError("no call by names")
-        fields = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        names = [each.arg or "" for each in call.keywords]
+        if {"", *_FLAX} & set(names) or len(set(names)) < len(names):
+            raise ValueError("no fields of its own")
+        fields = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
     except (ValueError, SyntaxError) as error:
         raise SeedbedError(f"torso {torso!r}: {_FORM}") from error
     return module, path, fields

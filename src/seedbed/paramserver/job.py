@@ -107,9 +107,8 @@ class Job:
             content = revived(load_json(path))
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
             trust.require_env(env)
-            agent = decode(content["agent"], trust)
-            trust.require_agent(agent)
-            agent = bind(agent, stacked_spec(spec, env.frame_stack))
+            trust.require_agent(content["agent"])
+            agent = bind(decode(content["agent"], trust), stacked_spec(spec, env.frame_stack))
             gradient = decode_shapes(content["gradient"], trust)
             return cls(env, agent, spec, decode(content["config"], trust), gradient, trusted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -13,14 +13,16 @@ import importlib
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.registry import ON_DEVICE, code_of
 from seedbed.named import import_named
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE
-from seedbed.types import Agent, Environment, SeedbedError
+from seedbed.types import Environment, SeedbedError
 
 OPTION = "--trust-run"
 """The option with which a user trusts a folder."""
@@ -57,6 +59,8 @@ OWN = frozenset(
         ),
         "seedbed.envs.device.functional:Functional",
         "seedbed.envs.device.robots.go1:Go1Scales",
+        "seedbed.envs.device.robots.legged:Legged",
+        "seedbed.envs.device.robots.legged:LeggedScales",
         "seedbed.envs.device.robots.spot:SpotScales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
@@ -131,9 +135,9 @@ class Trust:
         if name := code_of(env):
             self.require(name)
 
-    def require_agent(self, agent: Agent) -> None:
-        """Raises Untrusted if an agent that the file describes has a torso that may not be imported."""
-        if ":" in (torso := str(getattr(agent, "torso", ""))):
+    def require_agent(self, described: Mapping[str, Any]) -> None:
+        """Raises Untrusted if an agent, as the file describes it, has a torso that may not be imported."""
+        if ":" in (torso := str(described.get("torso", ""))):
             self.require(torso)
 
     def require(self, name: str) -> None:

@@ -80,6 +80,9 @@ class Batch:
     def __init__(self, env: Environment, size: int) -> None:
         self.env, self.size = env, size
         self._reset = jax.jit(simd.vectorize(env.reset))
+        self._reopen = jax.jit(
+            simd.vectorize(lambda key, last: wrappers.reopen_child(env, key, last))
+        )
         self._step = jax.jit(simd.vectorize(env.step))
         self._state: EnvState | None = None
 
@@ -90,9 +93,12 @@ class Batch:
         """
         data = jnp.asarray(rng.integers(1 << 32, size=2, dtype=np.uint32))
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
-        opened = self._reset(jax.random.split(key, self.size))
-        now = opened if which is None or self._state is None else self._state
-        return self._arrived(opened if now is opened else chosen(which, opened, now))
+        keys = jax.random.split(key, self.size)
+        if which is None or self._state is None:
+            return self._arrived(self._reset(keys))
+        # What wrappers carry from episode to episode stays.
+        opened = self._reopen(keys, self._state)
+        return self._arrived(chosen(which, opened, self._state))
 
     def step(self, action: np.ndarray) -> EnvState:
         """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""

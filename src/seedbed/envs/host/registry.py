@@ -7,10 +7,12 @@ processes must start without it.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -80,7 +82,7 @@ _IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
 def resolve(name: str) -> HostEnvConfig | Environment:
     """Returns the environment with a short name or id, or of `module:callable` or `envpool:ID`.
 
-    Ids are Gymnasium's, and `ALE/Game-v5`.
+    Ids are Gymnasium's, and `ALE/Game-v5`. A file `*.xml` is a legged robot that follows a joystick.
 
     If a short name fits both an on-device environment and a host environment, the on-device environment is
     returned. `module:Class` may name an on-device environment, too. Raises SeedbedError if the name is
@@ -88,6 +90,9 @@ def resolve(name: str) -> HostEnvConfig | Environment:
     """
     if name.startswith(PREFIX):
         return EnvPoolEnv(name.removeprefix(PREFIX))
+    if name.endswith(".xml"):
+        legged: Any = importlib.import_module("seedbed.envs.device.robots.legged").Legged
+        return legged(xml_file=str(Path(name).expanduser().absolute()))
     if ":" in name:
         # Gymnasium's own form, module:EnvId-v0, has a dash, which a Python name cannot have.
         target = name.partition(":")[2]

@@ -11,7 +11,8 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.joystick import JoystickTask, Ride, Seen
+from seedbed.envs.device.robots.joystick import JoystickTask
+from seedbed.envs.device.robots.ride import Ride, Seen
 from seedbed.types import Array
 
 _SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers

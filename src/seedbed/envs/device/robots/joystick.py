@@ -11,69 +11,21 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import importlib
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
+from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, squares
+from seedbed.envs.device.robots.ride import Feet, Push, Ride, Seen
+from seedbed.envs.device.robots.servos import Servos, with_servos
 from seedbed.physics.math import quat_to_mat
-from seedbed.physics.model import EULER
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, SeedbedError, Tree
-
-mujoco: Any = importlib.import_module("mujoco")  # a package without types
-
-
-class Feet(NamedTuple):
-    """What is known of the feet, in the order of `JoystickTask.feet`."""
-
-    contact: Array  # [n] bool: on the ground after the last step
-    air_time: Array  # [n] s since a foot left the ground
-    peak: Array  # [n] m, its greatest height since
-
-
-class Push(NamedTuple):
-    """A push of the trunk along the ground, and the time until it."""
-
-    wait: Array  # int32, steps from one push to the next
-    steps: Array  # int32, how long it lasts
-    seconds: Array  # the same, not rounded
-    speed: Array  # m/s
-    since: Array  # int32, steps since the last one
-    step: Array  # int32, steps of this one
-    direction: Array  # [3]
-
-
-class Seen(NamedTuple):
-    """What the observation after a step shows, besides what only critics see of the step itself."""
-
-    measured: Array  # [m] what the robot measures, with noise
-    command: Array  # [3] m/s and rad/s: forward, left, turning left
-    action: Array  # [nu] of the step before
-    contact: Array  # [n] bool, before the step
-    air_time: Array  # [n] s
-    push: Array  # [3] N, in the step
-    pushed: Array  # bool
-
-
-class Ride(NamedTuple):
-    """What an episode keeps besides the physics."""
-
-    key: Array
-    step: Array  # int32
-    command: Array  # [3] by which the next step is judged
-    until: Array  # int32, steps until the command changes
-    action: Array  # [nu] of the last step
-    earlier: Array  # [nu] of the one before
-    feet: Feet
-    push: Push
-    seen: Seen
-    memory: Tree  # what the task itself remembers of what was measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +35,10 @@ class JoystickTask(MujocoTask, abc.ABC):
     The model's sensors must have Playground's names.
     """
 
-    kp: float
-    """Stiffness of the joints' servos in N m/rad."""
-    kd: float
-    """Damping of the joints in N m s/rad."""
+    kp: float = 0.0
+    """Stiffness of the joints' servos in N m/rad; 0 is the file's."""
+    kd: float = 0.0
+    """Damping of the joints in N m s/rad; 0 is the file's."""
     action_scale: float
     """How far an action of 1 moves a servo's target from its posture, in rad."""
     action_latency: int = 0
@@ -146,19 +98,30 @@ class JoystickTask(MujocoTask, abc.ABC):
             raise SeedbedError(
                 f"{type(self).__name__}.action_latency is {self.action_latency}; give 0 or 1"
             )
-        for name in ("noise_level", "push_speed"):
+        require_fields(self)
+        for name in ("noise_level", "push_speed", "kp", "kd", "solver_iterations"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give 0 or more")
+        if not 0 < self.tracking_sigma < math.inf:
+            raise SeedbedError(
+                f"{type(self).__name__}.tracking_sigma is {self.tracking_sigma}; give more than 0"
+            )
+        ranges = self.command_ranges
+        if len(ranges) != 3 or not all(0 <= x < math.inf for x in ranges):
+            raise SeedbedError(
+                f"{type(self).__name__}.command_ranges are {ranges}; give three, 0 or more"
+            )
 
     def physics_model(self) -> physics.Model:
         """Returns the model to simulate: `model` if it is given, else the file's with these servos."""
         if self.model is not None:
             return self.model
-        model = _with_servos(self.model_path, self.integrator, self.kp, self.kd)
-        if not self.solver_iterations:
-            return model
-        opt = model.opt._replace(iterations=self.solver_iterations)
-        return dataclasses.replace(model, opt=opt)
+        return self._model
+
+    @functools.cached_property
+    def _model(self) -> physics.Model:
+        servos = Servos(self.kp, self.kd)
+        return with_servos(self.model_path, self.integrator, servos, self.solver_iterations)
 
     @property
     def at_home(self) -> np.ndarray:
@@ -216,7 +179,8 @@ class JoystickTask(MujocoTask, abc.ABC):
 
     def keep(self, now: physics.Data, kept: Ride, action: Array | None = None) -> Ride:
         """Returns what is kept after a step: where the feet have been, and perhaps another command."""
-        noise = jax.random.fold_in(kept.key, 0x6E6F6973 ^ kept.step)
+        number = kept.step if action is None else kept.step + 1
+        noise = jax.random.fold_in(kept.key, 0x6E6F6973 ^ number)
         measured = self._measured(now, noise)
         if action is None:
             memory = self.remembered(kept.memory, measured, jnp.zeros_like(kept.action))
@@ -254,8 +218,7 @@ class JoystickTask(MujocoTask, abc.ABC):
 
     def moved_feet(self, now: physics.Data, before: Feet) -> Feet:
         """Returns what is known of the feet at the end of a step, before a landing has reset it."""
-        contact = jnp.stack([self.read(now, f"{foot}_floor_found")[0] > 0 for foot in self.feet])
-        peak = jnp.maximum(before.peak, self.heights(now))
+        contact, peak = self.contacts(now), jnp.maximum(before.peak, self.heights(now))
         return Feet(contact, before.air_time + self.dt, peak)
 
     def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
@@ -308,7 +271,7 @@ class JoystickTask(MujocoTask, abc.ABC):
         spread = jax.random.uniform(key, clean.shape, jnp.float32, -1.0, 1.0)
         return clean + self.noise_level * self._sizes * spread
 
-    @property
+    @functools.cached_property
     def _sizes(self) -> np.ndarray:
         """Returns the sizes of the noise on what is measured [m]."""
         model = self.physics_model()
@@ -340,13 +303,13 @@ class JoystickTask(MujocoTask, abc.ABC):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the robot lies on its back."""
-        return self.read(now, "upvector")[2] < 0
+        return self.up(now)[2] < 0
 
     def usual_terms(self, ride: Ride, now: physics.Data, fallen: Array) -> dict[str, Array]:
         """Returns the terms that quadrupeds share."""
         command, told = ride.command, self.told(ride)
-        off = squares(command[:2] - self.read(now, "local_linvel")[:2])
-        off_turning = jnp.square(command[2] - self.read(now, "gyro")[2])
+        off = squares(command[:2] - self.velocity(now)[:2])
+        off_turning = jnp.square(command[2] - self.turning(now)[2])
         feet, force = self.moved_feet(now, ride.feet), jnp.abs(now.actuator_force)
         landed = (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
         along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
@@ -355,9 +318,9 @@ class JoystickTask(MujocoTask, abc.ABC):
         return {
             "tracking_lin_vel": jnp.exp(-off / self.tracking_sigma),
             "tracking_ang_vel": jnp.exp(-off_turning / self.tracking_sigma),
-            "lin_vel_z": jnp.square(self.read(now, "global_linvel")[2]),
-            "ang_vel_xy": squares(self.read(now, "global_angvel")[:2]),
-            "orientation": squares(self.read(now, "upvector")[:2]),
+            "lin_vel_z": jnp.square(self.in_world(now)[0][2]),
+            "ang_vel_xy": squares(self.in_world(now)[1][:2]),
+            "orientation": squares(self.up(now)[:2]),
             "termination": fallen.astype(jnp.float32),
             "torques": jnp.sqrt(squares(force)) + force.sum(),
             "energy": (jnp.abs(now.qvel[6:]) * force).sum(),
@@ -374,6 +337,26 @@ class JoystickTask(MujocoTask, abc.ABC):
     def read(self, now: physics.Data, sensor: str) -> jax.Array:
         """Returns the value of a sensor of the model, by its name."""
         return physics.sensor(self.physics_model(), now, sensor)
+
+    def velocity(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's velocity in its own frame [3], in m/s."""
+        return self.read(now, "local_linvel")
+
+    def turning(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's angular velocity in its own frame [3], in rad/s."""
+        return self.read(now, "gyro")
+
+    def in_world(self, now: physics.Data) -> tuple[Array, Array]:
+        """Returns the trunk's velocity and angular velocity in the world, [3] each, in m/s and rad/s."""
+        return self.read(now, "global_linvel"), self.read(now, "global_angvel")
+
+    def up(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's own z axis in the world [3]."""
+        return self.read(now, "upvector")
+
+    def contacts(self, now: physics.Data) -> jax.Array:
+        """Returns which feet are on the ground [n]."""
+        return jnp.stack([self.read(now, f"{foot}_floor_found")[0] > 0 for foot in self.feet])
 
     def gravity(self, now: physics.Data) -> jax.Array:
         """Returns the direction of gravity [3] in the frame of the robot's inertial sensor."""
@@ -394,16 +377,3 @@ class JoystickTask(MujocoTask, abc.ABC):
     def lasting(self, key: Array) -> Array:
         """Draws how many steps a command lasts, five seconds in the mean; consumes the key."""
         return self._steps(5.0 * jax.random.exponential(key, (), jnp.float32))
-
-
-@functools.cache
-def _with_servos(path: Any, integrator: str, kp: float, kd: float) -> physics.Model:
-    """Loads a model whose servos and joints get other gains, as Playground changes them after compiling."""
-    compiled = mujoco.MjModel.from_xml_path(str(path))
-    compiled.dof_damping[6:] = kd
-    compiled.actuator_gainprm[:, 0] = kp
-    compiled.actuator_biasprm[:, 1] = -kp
-    model = physics.load(compiled)
-    if integrator == "euler":
-        model = dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
-    return model

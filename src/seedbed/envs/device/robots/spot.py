@@ -11,7 +11,8 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.joystick import JoystickTask, Ride, Seen
+from seedbed.envs.device.robots.joystick import JoystickTask
+from seedbed.envs.device.robots.ride import Ride, Seen
 from seedbed.types import Array
 
 _HISTORY = 3  # steps
@@ -127,7 +128,7 @@ class SpotJoystick(JoystickTask):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the body leans by more than about 32 degrees."""
-        return self.read(now, "upvector")[2] < 0.85
+        return self.up(now)[2] < 0.85
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array

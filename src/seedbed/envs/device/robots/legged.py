@@ -1,0 +1,280 @@
+"""Any legged robot with position servos and a free trunk, from its MJCF file alone, with a joystick."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import squares
+from seedbed.envs.device.robots.joystick import JoystickTask
+from seedbed.envs.device.robots.ride import Ride, Seen
+from seedbed.physics.math import quat_to_mat
+from seedbed.types import Array, SeedbedError
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+_SETTLES = 1.0  # s
+_CLEARANCE = 0.27  # of the height at which the trunk stands
+
+
+class Standing(NamedTuple):
+    """How a robot stands on its feet."""
+
+    qpos: np.ndarray  # [nq]
+    servos: np.ndarray  # [nu] where in qpos each actuator's joint is
+    feet: tuple[int, ...]  # bodies
+    soles: np.ndarray  # [n, 3] where in its body's frame each foot touches the ground, m
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeggedScales:
+    """The weights of the reward's terms in 1/s."""
+
+    tracking_lin_vel: float = 4.0
+    tracking_ang_vel: float = 2.0
+    lin_vel_z: float = -0.5
+    ang_vel_xy: float = -0.05
+    orientation: float = -5.0
+    termination: float = -1.0
+    pose: float = 0.5
+    stand_still: float = -1.0
+    torques: float = -0.0002
+    action_rate: float = -0.01
+    energy: float = -0.001
+    feet_clearance: float = -2.0
+    feet_height: float = -0.2
+    feet_slip: float = -0.1
+    feet_air_time: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Legged(JoystickTask):
+    """A legged robot, of which only its MJCF file is known, follows a joystick.
+
+    Its feet are the bodies on which it stands in the posture of the file's first keyframe, or of qpos0. The
+    reward is Go1's but for its weights, heights of the feet count from where they stand, and an episode ends
+    when the trunk leans by 60 degrees or sinks to half its height.
+    """
+
+    frame_skip: int = 0
+    """Simulation steps in one environment step; 0 is as many as 0.02 s have."""
+    action_scale: float = 0.5
+    command_ranges: tuple[float, float, float] = (1.0, 0.5, 1.0)
+    tracking_sigma: float = 0.5
+    push_speed: float = 1.0
+    scales: LeggedScales = LeggedScales()
+    trunk: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for an option that cannot be, or a robot that cannot stand."""
+        super().__post_init__()
+        standing = _standing(self.model_path)
+        if not self.frame_skip:
+            steps = max(1, round(0.02 / standing.timestep))
+            object.__setattr__(self, "frame_skip", steps)
+
+    @functools.cached_property
+    def _stands(self) -> Standing:
+        return _standing(self.model_path).standing
+
+    @property
+    def feet(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Returns the names of the bodies on which the robot stands."""
+        return tuple(self.physics_model().names.body[i] for i in self._stands.feet)
+
+    @property
+    def clearance(self) -> float:  # type: ignore[override]
+        """Returns how high a foot should swing, in m."""
+        return float(_CLEARANCE * self._stands.qpos[2])
+
+    @property
+    def at_home(self) -> np.ndarray:
+        """Returns qpos [nq] in which the robot stands."""
+        return self._stands.qpos.astype(np.float32)
+
+    def control(self, kept: Ride, action: Array) -> Array:
+        """Returns the targets of the servos [nu], in rad."""
+        sent = kept.action if self.action_latency else action
+        return self.at_home[self._stands.servos] + self.action_scale * sent
+
+    def applied(self, before: Any, action: Array) -> dict[str, Array]:
+        """Pushes the trunk at its centre of mass."""
+        if not self.push_speed:
+            return {}
+        forces = jnp.zeros((self.physics_model().nbody, 6), jnp.float32)
+        return {"xfrc_applied": forces.at[1, :3].set(self.force(before.kept.push))}
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Draws a heading and the trunk's speeds, standing; consumes the key."""
+        heading, speeds = jax.random.split(key)
+        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -jnp.pi, jnp.pi)
+        w, x, y, z = self.at_home[3:7]
+        c, s = jnp.cos(half), jnp.sin(half)
+        turned = jnp.stack([c * w - s * z, c * x - s * y, c * y + s * x, c * z + s * w])
+        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
+        still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
+        return jnp.asarray(self.at_home).at[3:7].set(turned), jnp.concatenate([qvel, still])
+
+    def next_command(self, key: Array, last: Array) -> Array:
+        """Draws any command, or 0 once in ten times; consumes the key."""
+        del last
+        drawn, still = jax.random.split(key)
+        command = self.first_command(drawn)
+        return jnp.where(jax.random.bernoulli(still, 0.1), 0.0, command)
+
+    def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
+        """Returns velocity, turning, gravity, and the joints' positions and velocities."""
+        return [
+            (self.velocity(now), 0.1),
+            (self.turning(now), 0.2),
+            (-self._axes(now)[2], 0.05),
+            (now.qpos[7:] - self.posture, 0.03),
+            (now.qvel[6:], 0.5),
+        ]
+
+    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+        """Returns the same without noise, the height, forces, the feet and pushes."""
+        return [
+            self.observe(now),
+            now.qpos[2:3],
+            now.actuator_force,
+            seen.contact.astype(jnp.float32),
+            self.foot_velocities(now).ravel(),
+            seen.air_time,
+            seen.push,
+        ]
+
+    def fallen(self, now: physics.Data) -> Array:
+        """Returns whether the trunk leans by 60 degrees or is at half its height."""
+        return (self.up(now)[2] < 0.5) | (now.qpos[2] < 0.5 * self._stands.qpos[2])
+
+    def terms(
+        self, ride: Ride, now: physics.Data, action: Array, fallen: Array
+    ) -> dict[str, Array]:
+        """Returns Go1's terms, without that of the joints' limits."""
+        bent, told = now.qpos[7:] - self.posture, self.told(ride)
+        return self.usual_terms(ride, now, fallen) | {
+            "pose": jnp.exp(-squares(bent)),
+            "stand_still": jnp.where(told, 0.0, jnp.abs(bent).sum()),
+            "action_rate": squares(action - ride.action),
+        }
+
+    def velocity(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's velocity in its own frame [3], in m/s."""
+        return now.qvel[:3] @ self._axes(now)
+
+    def turning(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's angular velocity in its own frame [3], in rad/s."""
+        return jnp.asarray(now.qvel[3:6])
+
+    def in_world(self, now: physics.Data) -> tuple[Array, Array]:
+        """Returns the trunk's velocity and angular velocity in the world, [3] each, in m/s and rad/s."""
+        return now.qvel[:3], self._axes(now) @ now.qvel[3:6]
+
+    def up(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's own z axis in the world [3]."""
+        return self._axes(now)[:, 2]
+
+    def contacts(self, now: physics.Data) -> jax.Array:
+        """Returns which feet are touched [n]."""
+        return jnp.stack([squares(now.cfrc_ext[body]) > 0 for body in self._stands.feet])
+
+    def heights(self, now: physics.Data) -> jax.Array:
+        """Returns how high the feet are above where they stand [n], in m."""
+        return self._places(now)[:, 2]
+
+    def foot_velocities(self, now: physics.Data) -> jax.Array:
+        """Returns the velocities of the feet [n, 3] in the world, in m/s."""
+        spins = now.cvel[jnp.array(self._stands.feet)]
+        from_centre = self._places(now) - now.subtree_com[1][None]
+        return spins[:, 3:] + jnp.cross(spins[:, :3], from_centre)
+
+    def _places(self, now: physics.Data) -> jax.Array:
+        """Returns where the soles are [n, 3], in m."""
+        found = zip(self._stands.feet, self._stands.soles.astype(np.float32), strict=True)
+        return jnp.stack([now.xpos[i] + quat_to_mat(now.xquat[i]) @ at for i, at in found])
+
+    def _axes(self, now: physics.Data) -> jax.Array:
+        """Returns the trunk's axes in the world, one in each column, [3, 3]."""
+        return quat_to_mat(now.qpos[3:7])
+
+
+class _Found(NamedTuple):
+    standing: Standing
+    timestep: float
+
+
+@functools.cache
+def _standing(path: Path) -> _Found:
+    """Lets a robot stand for a second in MuJoCo's C code; raises SeedbedError if it cannot."""
+    try:
+        model = mujoco.MjModel.from_xml_path(str(path))
+    except ValueError as error:
+        raise SeedbedError(f"{path} is no model that MuJoCo compiles: {error}") from error
+    free = model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+    if not free or model.nq - 7 != model.nv - 6 or model.nv == 6:
+        raise SeedbedError(
+            f"{path} is no robot that walks: its first body needs a free joint, all others hinges or slides"
+        )
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    servos = _servos(model, path)
+    pose = data.qpos.copy()
+    mujoco.mj_forward(model, data)
+    # A posture that begins in the ground would be thrown out of it.
+    data.qpos[2] -= min([0.0, *(contact.dist for contact in data.contact)])
+    data.qvel[:], data.ctrl[:] = 0, pose[servos]
+    height = float(data.qpos[2])
+    for _ in range(round(_SETTLES / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+    up, points = data.xmat[1].reshape(3, 3)[2, 2], _touched(model, data)
+    sinks = data.qpos[2] < 0.7 * height
+    if up < 0.8 or sinks or len(points) < 2 or 1 in points:
+        how = f"it touches the ground with {len(points)} bodies, or with its trunk"
+        if sinks:
+            how = f"its trunk sinks from {height:.2f} to {data.qpos[2]:.2f} m"
+        if up < 0.8:
+            how = f"it leans ({up:.2f} of upright)"
+        raise SeedbedError(
+            f"{path}: the robot does not stand in its posture for a second: {how}; give the file a first "
+            "keyframe in which it stands, or stiffer servos"
+        )
+    standing = np.array([0.0, 0.0, data.qpos[2], *data.qpos[3:7], *pose[7:]])
+    soles = np.array(
+        [data.xmat[i].reshape(3, 3).T @ (at - data.xpos[i]) for i, at in points.items()]
+    )
+    return _Found(Standing(standing, servos, tuple(points), soles), float(model.opt.timestep))
+
+
+def _servos(model: Any, path: Path) -> np.ndarray:
+    """Returns where in qpos the joint of each actuator is [nu]; raises SeedbedError if one is no servo."""
+    joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+    affine = model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
+    servos = joints & affine & (model.actuator_gainprm[:, 0] > 0)
+    servos &= np.isclose(model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 1])
+    if not model.nu or not servos.all():
+        names = [model.actuator(i).name or str(i) for i in np.flatnonzero(~servos)]
+        raise SeedbedError(
+            f"{path}: the actuators {', '.join(names[:4]) or 'are missing, which'} are no position servos of "
+            "joints: give each joint a <position>, or write a task (docs/train-your-robot.md)"
+        )
+    return np.asarray(model.jnt_qposadr[model.actuator_trnid[:, 0]])
+
+
+def _touched(model: Any, data: Any) -> dict[int, np.ndarray]:
+    """Returns the bodies that touch what is fixed, with the mean place of their contacts."""
+    found: dict[int, list[np.ndarray]] = {}
+    for contact in data.contact:
+        bodies = [int(model.geom_bodyid[geom]) for geom in contact.geom]
+        if 0 in bodies:
+            found.setdefault(max(bodies), []).append(contact.pos.copy())
+    return {body: np.mean(places, axis=0) for body, places in sorted(found.items())}

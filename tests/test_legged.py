@@ -1,0 +1,153 @@
+"""A legged robot of which only the file is known: what is found in it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import quadruped
+from seedbed import cli
+from seedbed.config.resolve import train_config
+from seedbed.envs.device.robots.legged import Legged
+from seedbed.run.trust import OWN
+from seedbed.testing.checks import check_task
+from seedbed.types import SeedbedError
+
+DOG = Path(__file__).parent.parent / "examples" / "dog.xml"
+FEET = ("FL_shin", "FR_shin", "RL_shin", "RR_shin")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dog(Legged):
+    """A robot with a file of its own."""
+
+    xml_file: str = str(DOG)
+
+
+@pytest.fixture(scope="module")
+def dog() -> Legged:
+    return Legged(xml_file=str(DOG), noise_level=0.0, push_speed=0.0)
+
+
+def test_the_feet_are_what_it_stands_on(dog):
+    assert set(dog.feet) == set(FEET) and dog.frame_skip == 5
+    np.testing.assert_allclose(dog.heights(opening(dog)), 0.0, atol=0.01)
+    assert dog.contacts(opening(dog)).all()
+
+
+def opening(task: Legged) -> Any:
+    """What MuJoCo's data holds where the robot stands."""
+    from seedbed import physics
+
+    model = task.physics_model()
+    state = physics.init(model, jnp.asarray(task.at_home))
+    ctrl = task.at_home[task._stands.servos]
+    for _ in range(20):  # contacts need a depth
+        state = physics.step(model, state, ctrl)
+    return physics.step_data(model, state, ctrl)
+
+
+def test_velocities_are_mujocos(dog):
+    """Of the trunk in its frame and in the world, and of the feet, against MuJoCo's own."""
+    from seedbed import physics
+
+    model, rng = dog.physics_model(), np.random.default_rng(0)
+    compiled: Any = mujoco.MjModel.from_xml_path(str(DOG))
+    data: Any = mujoco.MjData(compiled)
+    turned = rng.standard_normal(4)
+    data.qpos[:] = dog.at_home
+    data.qpos[3:7] = np.float32(turned / np.linalg.norm(turned))
+    data.qvel[:] = np.float32(rng.standard_normal(compiled.nv))
+    mujoco.mj_forward(compiled, data)
+    now = physics.forward(model, physics.init(model, np.float32(data.qpos), np.float32(data.qvel)))
+    found = np.zeros(6)
+    mujoco.mj_objectVelocity(compiled, data, mujoco.mjtObj.mjOBJ_XBODY, 1, found, 1)
+    np.testing.assert_allclose(dog.turning(now), found[:3], atol=1e-5)
+    np.testing.assert_allclose(dog.velocity(now), found[3:], atol=1e-5)
+    mujoco.mj_objectVelocity(compiled, data, mujoco.mjtObj.mjOBJ_XBODY, 1, found, 0)
+    velocity, turning = dog.in_world(now)
+    np.testing.assert_allclose(np.concatenate([turning, velocity]), found, atol=1e-5)
+    np.testing.assert_allclose(dog.up(now), data.xmat[1].reshape(3, 3)[:, 2], atol=1e-6)
+    jacobian, feet = np.zeros((3, compiled.nv)), dog.foot_velocities(now)
+    for i, body in enumerate(dog._stands.feet):
+        at = data.xpos[body] + data.xmat[body].reshape(3, 3) @ dog._stands.soles[i]
+        mujoco.mj_jac(compiled, data, jacobian, None, at, body)
+        np.testing.assert_allclose(feet[i], jacobian @ data.qvel, atol=1e-4)
+        np.testing.assert_allclose(dog.heights(now)[i], at[2], atol=1e-5)
+
+
+def test_actions_move_the_servos_about_the_posture(dog):
+    kept = dog.begin(jax.random.key(0))
+    np.testing.assert_allclose(
+        dog.control(kept, jnp.full(12, 0.5)) - dog.control(kept, jnp.zeros(12)), 0.25, atol=1e-6
+    )
+    np.testing.assert_allclose(dog.control(kept, jnp.zeros(12)), dog.posture)
+
+
+def test_a_file_is_a_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(DOG.parent)
+    config = train_config("dog.xml")
+    assert config.env == Legged(xml_file=str(DOG)) and config.name == "dog.xml/ppo"
+    assert config.agent == train_config("./dog.xml/ppo").agent
+    assert config.agent.minibatches == 32  # as other robots
+    assert "seedbed.envs.device.robots.legged:Legged" in OWN
+
+
+@pytest.mark.slow
+def test_it_passes_the_checks_of_tasks():
+    check_task(Dog())
+
+
+@pytest.mark.slow
+def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "robot.xml").write_text(quadruped.xml())
+    size = ["--steps", "1024", "--agent.batch", "32", "--agent.minibatches", "2"]
+    size += ["--evaluate-episodes", "2", "--run", "run", "--env.episode-steps", "20"]
+    assert cli.main(["train", "robot.xml", *size]) == 0
+    monkeypatch.chdir("/")
+    assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "2"]) == 0
+    assert "return" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("<freejoint/>", "", "no robot that walks: its first body needs a free"),
+        (
+            'mass="5.2"',
+            'mass="900"',
+            "does not stand in its posture for a second: its trunk sinks from",
+        ),
+        ("<position joint", "<velocity joint", "are no position servos of joints: give each joint"),
+        ("</worldbody>", "<worldbody>", "no model that MuJoCo compiles"),
+    ],
+)
+def test_what_cannot_walk_is_refused(tmp_path, old, new, words):
+    text = quadruped.xml()
+    if not new:
+        text = text[: text.index("<keyframe>")] + "</mujoco>"
+    if "velocity" in new:
+        text = text.replace(' kp="35" inheritrange="1"', "")
+    path = tmp_path / "robot.xml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(SeedbedError, match=words):
+        Legged(xml_file=str(path))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SeedbedError, match=r"there is no MJCF file .*none.xml"):
+        train_config(str(tmp_path / "none.xml"))
+
+
+def test_options_are_kept(dog):
+    slow = dataclasses.replace(dog, command_ranges=(0.5, 0.0, 0.0))
+    commands = jax.vmap(slow.first_command)(jax.random.split(jax.random.key(0), 64))
+    assert 0.45 < np.abs(commands[:, 0]).max() <= 0.5 and not commands[:, 1:].any()
