@@ -383,6 +383,19 @@ def test_the_task_passes_the_checks_of_tasks(robot):
     check_task(Go1Joystick(xml_file=robot, push_speed=1.0))
 
 
+def test_weights_are_the_published_ones():
+    """Of those that the two robots share, and of their own."""
+    shared = {"ang_vel_xy": -0.05, "orientation": -5.0, "termination": -1.0, "torques": -0.0002}
+    shared |= {"energy": -0.001, "feet_clearance": -2.0, "feet_slip": -0.1, "feet_air_time": 0.1}
+    shared |= {"action_rate": -0.01}
+    go1 = {"tracking_lin_vel": 1.0, "tracking_ang_vel": 0.5, "lin_vel_z": -0.5, "pose": 0.5}
+    go1 |= {"dof_pos_limits": -1.0, "stand_still": -1.0, "feet_height": -0.2}
+    spot = {"tracking_lin_vel": 1.5, "tracking_ang_vel": 0.8, "lin_vel_z": -2.0, "posture": 1.0}
+    spot |= {"feet_height": -0.1}
+    assert dataclasses.asdict(Go1Joystick.scales) == shared | go1
+    assert dataclasses.asdict(SpotJoystick.scales) == shared | spot
+
+
 def test_servos_have_the_gains_of_the_task(robot):
     model = Go1Joystick(xml_file=robot, kp=20.0, kd=0.7).physics_model()
     assert (model.actuator_gainprm[:, 0] == 20).all() and (

@@ -12,32 +12,19 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Seen
+from seedbed.envs.device.robots.ride import Ride, Scales, Seen
 from seedbed.types import Array
 
 _SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Go1Scales:
+class Go1Scales(Scales):
     """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
 
-    tracking_lin_vel: float = 1.0
-    tracking_ang_vel: float = 0.5
-    lin_vel_z: float = -0.5
-    ang_vel_xy: float = -0.05
-    orientation: float = -5.0
     dof_pos_limits: float = -1.0
     pose: float = 0.5
-    termination: float = -1.0
     stand_still: float = -1.0
-    torques: float = -0.0002
-    action_rate: float = -0.01
-    energy: float = -0.001
-    feet_clearance: float = -2.0
-    feet_height: float = -0.2
-    feet_slip: float = -0.1
-    feet_air_time: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, squares
-from seedbed.envs.device.robots.ride import Feet, Push, Ride, Seen
+from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
 from seedbed.envs.device.robots.servos import Servos, with_servos
 from seedbed.physics.math import quat_to_mat
 from seedbed.spaces import PRIVILEGED
@@ -51,8 +51,8 @@ class JoystickTask(MujocoTask, abc.ABC):
     """Largest commands: forward and sideways in m/s, turning in rad/s."""
     tracking_sigma: float = 0.25
     """How far off a speed may be, squared, in m^2/s^2 and rad^2/s^2."""
-    scales: Any
-    """Weights of the reward's terms in 1/s; a dataclass that has their names."""
+    scales: Scales
+    """Weights of the reward's terms."""
     solver_iterations: int = 0
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     home: ClassVar[str] = "home"

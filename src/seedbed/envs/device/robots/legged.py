@@ -15,7 +15,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Seen
+from seedbed.envs.device.robots.ride import Ride, Scales, Seen
 from seedbed.physics.math import quat_to_mat
 from seedbed.types import Array, SeedbedError
 
@@ -35,24 +35,13 @@ class Standing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeggedScales:
+class LeggedScales(Scales):
     """The weights of the reward's terms in 1/s."""
 
     tracking_lin_vel: float = 4.0
     tracking_ang_vel: float = 2.0
-    lin_vel_z: float = -0.5
-    ang_vel_xy: float = -0.05
-    orientation: float = -5.0
-    termination: float = -1.0
     pose: float = 0.5
     stand_still: float = -1.0
-    torques: float = -0.0002
-    action_rate: float = -0.01
-    energy: float = -0.001
-    feet_clearance: float = -2.0
-    feet_height: float = -0.2
-    feet_slip: float = -0.1
-    feet_air_time: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

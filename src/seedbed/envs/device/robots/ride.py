@@ -1,7 +1,8 @@
-"""What an episode of a robot with a joystick keeps besides the physics."""
+"""What an episode of a robot with a joystick keeps besides the physics, and how its reward is weighted."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from seedbed.types import Array, Tree
@@ -52,3 +53,22 @@ class Ride(NamedTuple):
     push: Push
     seen: Seen
     memory: Tree  # what the task itself remembers of what was measured
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scales:
+    """The weights in 1/s of the terms of `JoystickTask.usual_terms`; names and numbers are Playground's."""
+
+    tracking_lin_vel: float = 1.0
+    tracking_ang_vel: float = 0.5
+    lin_vel_z: float = -0.5
+    ang_vel_xy: float = -0.05
+    orientation: float = -5.0
+    termination: float = -1.0
+    torques: float = -0.0002
+    energy: float = -0.001
+    feet_clearance: float = -2.0
+    feet_height: float = -0.2
+    feet_slip: float = -0.1
+    feet_air_time: float = 0.1
+    action_rate: float = -0.01

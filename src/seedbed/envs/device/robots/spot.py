@@ -12,7 +12,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Seen
+from seedbed.envs.device.robots.ride import Ride, Scales, Seen
 from seedbed.types import Array
 
 _HISTORY = 3  # steps
@@ -21,23 +21,14 @@ _LASTS = 201  # steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpotScales:
+class SpotScales(Scales):
     """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
 
     tracking_lin_vel: float = 1.5
     tracking_ang_vel: float = 0.8
     lin_vel_z: float = -2.0
-    ang_vel_xy: float = -0.05
-    orientation: float = -5.0
-    termination: float = -1.0
     posture: float = 1.0
-    torques: float = -0.0002
-    action_rate: float = -0.01
-    energy: float = -0.001
-    feet_slip: float = -0.1
-    feet_clearance: float = -2.0
     feet_height: float = -0.1
-    feet_air_time: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
