@@ -90,7 +90,6 @@ class Robot:
         mujoco.mj_resetDataKeyframe(model, self.data, model.key(task.home).id)
         self.data.qvel[:6] = rng.uniform(-0.5, 0.5, 6)
         mujoco.mj_forward(model, self.data)
-        self.trunk = model.body(task.trunk).id
         self.command = rng.uniform(-1, 1, 3) * task.command_ranges
         self.shown = self.command
         self.until = self._steps(rng.exponential(5.0))
@@ -119,7 +118,7 @@ class Robot:
     def step(self, action: np.ndarray) -> np.ndarray:
         """Takes an action; returns what is missing from the command [3]."""
         self.data.ctrl[:] = self.task.posture + self.task.action_scale * action
-        self.data.xfrc_applied[self.trunk, :3] = self._force()
+        self.data.xfrc_applied[1, :3] = self._force()
         mujoco.mj_step(self.model, self.data, self.task.frame_skip)
         off = self.command - [*self.read("local_linvel")[:2], self.read("gyro")[2]]
         self.earlier, self.action, self.shown = self.action, action, self.command

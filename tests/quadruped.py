@@ -22,7 +22,7 @@ _LEG = """
   </body>"""
 
 
-def xml(home: str = "home", names: tuple[str, ...] = GO1, trunk: str = "trunk") -> str:
+def xml(home: str = "home", names: tuple[str, ...] = GO1) -> str:
     """Returns the robot's MJCF; `home` is the name of its keyframe, `names` are those of its legs."""
     legs = "".join(
         _LEG.format(leg=leg, x=x, y=y, side=0.08 if y > 0 else -0.08)
@@ -47,7 +47,7 @@ def xml(home: str = "home", names: tuple[str, ...] = GO1, trunk: str = "trunk") 
   <default><joint armature=".005" damping=".5"/></default>
   <worldbody>
     <geom name="floor" type="plane" size="0 0 .01" contype="1" conaffinity="0" friction=".6"/>
-    <body name="{trunk}" pos="0 0 .445">
+    <body name="trunk" pos="0 0 .445">
       <freejoint/>
       <inertial pos=".02 0 0" mass="5.2" diaginertia=".017 .06 .07"/>
       <site name="imu" pos="-.016 -.066 -.006" euler="0 0 .17"/>

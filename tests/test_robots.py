@@ -33,7 +33,7 @@ def robots(tmp_path_factory: pytest.TempPathFactory) -> dict[type, str]:
         path = folder / f"{kind.__name__}.xml"
         # Spot's feet are in another order than its legs.
         names = quadruped.GO1 if kind is Go1Joystick else ("FR", "FL", "HR", "HL")
-        path.write_text(quadruped.xml(names=names, trunk=kind.trunk))
+        path.write_text(quadruped.xml(names=names))
         files[kind] = str(path)
     return files
 

@@ -45,20 +45,7 @@ class Go1Joystick(JoystickTask):
     scales: Go1Scales = Go1Scales()
     base_velocity: bool = True
     """Whether the observation has the trunk's velocity, which a real robot does not measure."""
-    trunk: ClassVar[str] = "trunk"
     feet: ClassVar[tuple[str, ...]] = ("FR", "FL", "RR", "RL")
-
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws a place, a heading and the trunk's speeds, in the home posture; consumes the key."""
-        place, heading, speeds = jax.random.split(key, 3)
-        model = self.physics_model()
-        qpos = jnp.asarray(self.at_home)
-        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
-        turned = jnp.stack([jnp.cos(half), *jnp.zeros(2, jnp.float32), jnp.sin(half)])
-        at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
-        qpos = qpos.at[:2].add(at).at[3:7].set(turned)
-        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
-        return qpos, jnp.concatenate([qvel, jnp.zeros(model.nv - 6, jnp.float32)])
 
     def next_command(self, key: Array, last: Array) -> Array:
         """Draws each number anew with probability 1/2; it is then 0 more often than not."""

@@ -57,8 +57,6 @@ class JoystickTask(MujocoTask, abc.ABC):
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     home: ClassVar[str] = "home"
     """Keyframe with the posture."""
-    trunk: ClassVar[str]
-    """Body that is pushed."""
     feet: ClassVar[tuple[str, ...]]
     """Sites of the feet; each has sensors `NAME_global_linvel` and `NAME_floor_found`."""
     clearance: ClassVar[float] = 0.1
@@ -133,8 +131,26 @@ class JoystickTask(MujocoTask, abc.ABC):
 
     @property
     def posture(self) -> np.ndarray:
-        """Returns the joints' positions [nu] in rad about which actions move them."""
+        """Returns the joints' positions [nq - 7] in rad."""
         return self.at_home[7:]
+
+    @property
+    def rest(self) -> np.ndarray:
+        """Returns the targets [nu] of the servos in rad about which actions move them."""
+        return self.posture
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
+        place, heading, speeds = jax.random.split(key, 3)
+        at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
+        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
+        w, x, y, z = self.at_home[3:7]
+        c, s = jnp.cos(half), jnp.sin(half)
+        turned = jnp.stack([c * w - s * z, c * x - s * y, c * y + s * x, c * z + s * w])
+        qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
+        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
+        still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
+        return qpos, jnp.concatenate([qvel, still])
 
     def action_bounds(self) -> np.ndarray:
         """Returns -1 and 1 for each action, [nu, 2]."""
@@ -143,7 +159,7 @@ class JoystickTask(MujocoTask, abc.ABC):
     def control(self, kept: Ride, action: Array) -> Array:
         """Returns the targets of the servos [nu], in rad."""
         sent = kept.action if self.action_latency else action
-        return self.posture + self.action_scale * sent
+        return self.rest + self.action_scale * sent
 
     def begin(self, key: Array) -> Ride:
         """Draws the first command and the first push; consumes the key."""
@@ -222,12 +238,11 @@ class JoystickTask(MujocoTask, abc.ABC):
         return Feet(contact, before.air_time + self.dt, peak)
 
     def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
-        """Pushes the trunk at its centre of mass."""
+        """Pushes the trunk, the first body, at its centre of mass."""
         if not self.push_speed:
             return {}
         forces = jnp.zeros((self.physics_model().nbody, 6), jnp.float32)
-        trunk = self.body(self.trunk)
-        return {"xfrc_applied": forces.at[trunk, :3].set(self.force(before.kept.push))}
+        return {"xfrc_applied": forces.at[1, :3].set(self.force(before.kept.push))}
 
     def force(self, push: Push) -> jax.Array:
         """Returns the force of a push in a step [3], in N: half a sine over its time."""

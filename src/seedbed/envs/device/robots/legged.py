@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class Standing(NamedTuple):
     servos: np.ndarray  # [nu] where in qpos each actuator's joint is
     feet: tuple[int, ...]  # bodies
     soles: np.ndarray  # [n, 3] where in its body's frame each foot touches the ground, m
+    timestep: float  # s, of the physics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,18 @@ class Legged(JoystickTask):
     tracking_sigma: float = 0.5
     push_speed: float = 1.0
     scales: LeggedScales = LeggedScales()
-    trunk: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be, or a robot that cannot stand."""
         super().__post_init__()
-        standing = _standing(self.model_path)
+        stands = _standing(self.model_path)
         if not self.frame_skip:
-            steps = max(1, round(0.02 / standing.timestep))
+            steps = max(1, round(0.02 / stands.timestep))
             object.__setattr__(self, "frame_skip", steps)
 
     @functools.cached_property
     def _stands(self) -> Standing:
-        return _standing(self.model_path).standing
+        return _standing(self.model_path)
 
     @property
     def feet(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -89,28 +89,10 @@ class Legged(JoystickTask):
         """Returns qpos [nq] in which the robot stands."""
         return self._stands.qpos.astype(np.float32)
 
-    def control(self, kept: Ride, action: Array) -> Array:
-        """Returns the targets of the servos [nu], in rad."""
-        sent = kept.action if self.action_latency else action
-        return self.at_home[self._stands.servos] + self.action_scale * sent
-
-    def applied(self, before: Any, action: Array) -> dict[str, Array]:
-        """Pushes the trunk at its centre of mass."""
-        if not self.push_speed:
-            return {}
-        forces = jnp.zeros((self.physics_model().nbody, 6), jnp.float32)
-        return {"xfrc_applied": forces.at[1, :3].set(self.force(before.kept.push))}
-
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws a heading and the trunk's speeds, standing; consumes the key."""
-        heading, speeds = jax.random.split(key)
-        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -jnp.pi, jnp.pi)
-        w, x, y, z = self.at_home[3:7]
-        c, s = jnp.cos(half), jnp.sin(half)
-        turned = jnp.stack([c * w - s * z, c * x - s * y, c * y + s * x, c * z + s * w])
-        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
-        still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
-        return jnp.asarray(self.at_home).at[3:7].set(turned), jnp.concatenate([qvel, still])
+    @property
+    def rest(self) -> np.ndarray:
+        """Returns the targets [nu] of the servos in rad about which actions move them."""
+        return self.at_home[self._stands.servos]
 
     def next_command(self, key: Array, last: Array) -> Array:
         """Draws any command, or 0 once in ten times; consumes the key."""
@@ -196,13 +178,8 @@ class Legged(JoystickTask):
         return quat_to_mat(now.qpos[3:7])
 
 
-class _Found(NamedTuple):
-    standing: Standing
-    timestep: float
-
-
 @functools.cache
-def _standing(path: Path) -> _Found:
+def _standing(path: Path) -> Standing:
     """Lets a robot stand for a second in MuJoCo's C code; raises SeedbedError if it cannot."""
     try:
         model = mujoco.MjModel.from_xml_path(str(path))
@@ -241,7 +218,7 @@ def _standing(path: Path) -> _Found:
     soles = np.array(
         [data.xmat[i].reshape(3, 3).T @ (at - data.xpos[i]) for i, at in points.items()]
     )
-    return _Found(Standing(standing, servos, tuple(points), soles), float(model.opt.timestep))
+    return Standing(standing, servos, tuple(points), soles, float(model.opt.timestep))
 
 
 def _servos(model: Any, path: Path) -> np.ndarray:

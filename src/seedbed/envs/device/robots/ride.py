@@ -9,7 +9,7 @@ from seedbed.types import Array, Tree
 
 
 class Feet(NamedTuple):
-    """What is known of the feet, in the order of `JoystickTask.feet`."""
+    """The state of the feet, in the order of `JoystickTask.feet`."""
 
     contact: Array  # [n] bool: on the ground after the last step
     air_time: Array  # [n] s since a foot left the ground
@@ -29,7 +29,7 @@ class Push(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the observation after a step shows, besides what only critics see of the step itself."""
+    """The parts of the observation after a step that do not follow from the physics alone."""
 
     measured: Array  # [m] what the robot measures, with noise
     command: Array  # [3] m/s and rad/s: forward, left, turning left
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class Ride(NamedTuple):
-    """What an episode keeps besides the physics."""
+    """The state of an episode besides the physics."""
 
     key: Array
     step: Array  # int32

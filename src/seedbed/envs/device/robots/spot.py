@@ -47,7 +47,6 @@ class SpotJoystick(JoystickTask):
     action_scale: float = 0.3
     command_ranges: tuple[float, float, float] = (1.0, 0.8, 1.0)
     scales: SpotScales = SpotScales()
-    trunk: ClassVar[str] = "body"
     feet: ClassVar[tuple[str, ...]] = ("FL", "FR", "HL", "HR")
     clearance: ClassVar[float] = 0.12
 
