@@ -34,7 +34,7 @@ class Browser:
             "--use-angle=swiftshader",
             "--enable-unsafe-swiftshader",
             "--hide-scrollbars",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             "--remote-debugging-port=0",
             f"--user-data-dir={profile}",
             "--window-size=800,700",
@@ -56,11 +56,11 @@ class Browser:
             socket.send(json.dumps({"id": self.calls, "method": method, "params": parameters}))
             while (answer := json.loads(socket.recv(timeout=60))).get("id") != self.calls:
                 pass
-        return answer["result"]
+        return answer.get("result", {})  # nothing while a page is being loaded
 
     def evaluate(self, expression: str):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return result["result"].get("value")
+        return result.get("result", {}).get("value")
 
     def complaints(self) -> list[dict]:
         """Lists what the page has written to the console so far, its exceptions, and what it was refused."""

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed.exporting.check import Arrays, Reference, compare, open_session
-from seedbed.exporting.policy import NEXT, OBSERVATION, Policy
+from seedbed.exporting.policy import NEXT, OBSERVATION
+from seedbed.run.deployed import Policy
 
 
 class Exported:

@@ -27,6 +27,7 @@ from seedbed.cloning import command as clone_command
 from seedbed.config import flags, resolve, settle
 from seedbed.exporting import extra
 from seedbed.launch import joining, key
+from seedbed.play import command as play_command
 from seedbed.run import bucket
 from seedbed.tuning import command as tune_command
 from seedbed.types import SeedbedError
@@ -53,6 +54,7 @@ DECLARING = {
     "host": joining,
     "report": report,
     "export": extra,
+    "play": play_command,
 }
 
 # The site

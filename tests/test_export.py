@@ -25,8 +25,8 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.exporting import command
 from seedbed.exporting.check import TOLERANCE, open_session
 from seedbed.exporting.graph import Graph
-from seedbed.exporting.policy import Policy
 from seedbed.exporting.translate import MOST_ROUNDS, translate
+from seedbed.run.deployed import Policy
 from seedbed.run.operations import flatten
 from seedbed.types import SeedbedError
 from small_disk import SmallDisk, on_small_disk
@@ -331,7 +331,7 @@ def test_errors_have_one_line(run, folder, tmp_path, capsys, monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
     )
     assert told(str(run), "-o", out) == (
-        "seedbed: exported policies need the package onnxruntime: pip install 'seedbed[export]'"
+        "seedbed: an exported policy needs the package onnxruntime: pip install 'seedbed[export]'"
     )
     assert not (tmp_path / "policy").exists()
 

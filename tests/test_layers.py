@@ -46,9 +46,9 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"config"},
     {"policy"},
-    {"viewer", "exporting", "starting", "cloning", "testing", "launch"},
+    {"viewer", "exporting", "starting", "cloning", "testing", "launch", "play"},
     {"api"},
-    {"tuning", "cli"},
+    {"tuning", "listing", "cli"},
     {"__init__", "__main__"},
 )
 # Siblings on a floor that may import each other.
@@ -65,12 +65,15 @@ LISTED = {
     ("compression", "types"),
     ("exit_status", "types"),
     ("machine", "types"),
+    ("named", "errors"),
     ("ffi", "cache"),
     ("ffi", "llvm"),
     ("replay", "ops"),
     ("actors", "envs"),
     ("paramserver", "central"),
     ("starting", "exporting"),
+    ("play", "viewer"),
+    ("cli", "listing"),
     ("cli", "tuning"),
 }
 # The floors inside simd: the stages of the compiler, and on top what JAX sees. Siblings are blind here, too.
@@ -78,7 +81,7 @@ STAGES = (
     {"ir"},
     {"frontend", "schedule"},
     {"cpu"},
-    {"gpu"},
+    {"gpu", "wasm"},
     {"store"},
     {"accumulate"},
     {"derivative"},

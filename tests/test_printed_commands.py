@@ -229,7 +229,7 @@ def test_our_own_parsers_read_the_paths(path: str, tmp_path: Path) -> None:
 
 
 def no_package(*_: Any) -> str:
-    return raised(lambda: extra.require_packages("no_such_package"))
+    return raised(lambda: extra.require("no_such_package"))
 
 
 def no_ffmpeg(patch: pytest.MonkeyPatch) -> str:

@@ -61,7 +61,7 @@ def test_poses_are_those_of_mujoco(tmp_path, name):
     recording, path = roll(name, 40), tmp_path / "out.html"
     write_html(recording, path)
     replay = read_replay(path)
-    packed, bodies = replay["episodes"][0], replay["bodies"]
+    packed, bodies = replay["episodes"][0], replay["scene"]["bodies"]
     raw = gzip.decompress(base64.b64decode(packed["data"]))
     count = 41 * (3 * len(bodies) + 3) + 40
     floats = np.frombuffer(raw, "<f4", count)
@@ -71,11 +71,11 @@ def test_poses_are_those_of_mujoco(tmp_path, name):
 
     model, data = recording.model, mujoco.MjData(recording.model)
     shown = [index for index in range(model.ngeom) if model.geom_rgba[index, 3] > 0]
-    assert len(shown) == len(replay["geoms"])
+    assert len(shown) == len(replay["scene"]["geoms"])
     for frame in (0, 17, 40):
         data.qpos[:] = recording.episodes[0].qpos[frame]
         mujoco.mj_kinematics(model, data)
-        for index, geom in zip(shown, replay["geoms"], strict=True):
+        for index, geom in zip(shown, replay["scene"]["geoms"], strict=True):
             place, rotation = np.array(geom["position"]), np.empty(9)
             mujoco.mju_quat2Mat(rotation, np.array(geom["quaternion"]))
             if geom["body"]:
@@ -110,7 +110,7 @@ def test_mocap_bodies_and_what_they_carry_are_where_they_were_put(tmp_path, give
     carried = path[:, 0] + [0, -1, 0] if given else np.array([[1, 0, 1]] * 3)
     np.testing.assert_allclose(found.position[:, 2], carried, atol=1e-12)
     write_html(recording, tmp_path / "out.html")
-    geoms = read_replay(tmp_path / "out.html")["geoms"]
+    geoms = read_replay(tmp_path / "out.html")["scene"]["geoms"]
     # Only the post never moves: it is drawn in the world.
     assert [geom["body"] for geom in geoms] == [1, 2, 0, 4]
     wrong = Episode(np.zeros((3, 1)), np.zeros(2), 0.1, mocap_pos=path[:, :, :2])
@@ -122,7 +122,7 @@ def test_colours_are_those_of_mujoco(tmp_path):
     colours = {}
     for name in ("half_cheetah", "humanoid"):
         write_html(roll(name, 1), tmp_path / "out.html")
-        described = read_replay(tmp_path / "out.html")["geoms"]
+        described = read_replay(tmp_path / "out.html")["scene"]["geoms"]
         colours[name] = {tuple(geom["rgba"][:3]) for geom in described}
     # Without a material a geom has its own colour; with one, that times the mean of the texture.
     assert {(0.8, 0.6, 0.4), (0.9, 0.6, 0.6)} < colours["half_cheetah"]
@@ -145,7 +145,7 @@ def test_extra_series_are_carried(tmp_path):
     packed = read_replay(path)["episodes"][0]
     raw = gzip.decompress(base64.b64decode(packed["data"]))
     assert packed["series"] == ["entropy"] and packed["return"] == 3.0
-    bodies = len(read_replay(path)["bodies"])
+    bodies = len(read_replay(path)["scene"]["bodies"])
     start = 4 * (4 * (3 * bodies + 3) + 3)
     np.testing.assert_equal(np.frombuffer(raw, "<f4", 3, start), np.arange(3))
 
@@ -177,8 +177,8 @@ def surfaced(path: Path) -> tuple[mujoco.MjModel, dict]:
 
 def test_meshes_and_height_fields_are_carried(tmp_path):
     model, replay = surfaced(tmp_path / "out.html")
-    assert [geom["surface"] for geom in replay["geoms"]] == [0, 1, 1]
-    hills, roof = map(unpacked, replay["surfaces"])
+    assert [geom["surface"] for geom in replay["scene"]["geoms"]] == [0, 1, 1]
+    hills, roof = map(unpacked, replay["scene"]["surfaces"])
     place, normal, face = roof
     wanted = model.mesh_vert[model.mesh_face]
     np.testing.assert_allclose(place[face], wanted, atol=2e-5)

@@ -244,7 +244,7 @@ def export(
     """
     from seedbed.exporting import extra
 
-    extra.require_packages(*extra.EXTRA)
+    extra.require(*extra.EXTRA)
     from seedbed.exporting import command
 
     return command.export(run_path(str(run)), Path(folder), newest, _tell, trust)

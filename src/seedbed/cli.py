@@ -45,6 +45,8 @@ commands:
                   play whole episodes with the best policy of a run
   report RUN [RUN ...] [-o F.html]
                   write one page with curves, settings and episodes of runs
+  play RUN_OR_XML [...] [-o F.html] [--watch]
+                  write a page in which robots move by themselves, in any browser
   export RUN -o DIR [--newest] [--json]
                   write the best policy of a run as ONNX, without anything executable
   clone NAME DATA  make a run that imitates recorded episodes, for train --from
@@ -98,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "key": _key,
         "evaluate": _evaluate,
         "report": _report,
+        "play": _play,
         "export": _export,
         "check": _check,
         "tune": _tune,
@@ -267,7 +270,7 @@ def _export(arguments: list[str]) -> int:
 
     # What can be refused at once is, before JAX is loaded.
     RunFolder.read(given.run)
-    extra.require_packages(*extra.EXTRA)
+    extra.require(*extra.EXTRA)
     from seedbed.exporting import command
 
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
@@ -311,53 +314,16 @@ def _check(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    parser = _Parser(prog="seedbed list", description="Lists what can be trained, or what was.")
-    parser.add_argument(
-        "--runs",
-        metavar="DIR",
-        type=Path,
-        nargs="?",
-        const=Path("runs"),
-        help="list the runs at and below this folder (default: runs) instead",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    given = parser.parse_args(arguments)
-    if given.runs is not None:
-        from seedbed.viewer import runs
+    from seedbed import listing
 
-        runs.print_overview(given.runs, given.json)
-        return ExitStatus.FINISHED
-    from seedbed.config import defaults, presets
-    from seedbed.envs.host import registry
-    from seedbed.run.trust import AGENTS
+    listing.show(_parsed("list", listing, arguments), _print)
+    return ExitStatus.FINISHED
 
-    described = {name: presets.description(name) for name in presets.PRESETS}
-    names = registry.names()
-    rows = [row.cells() for row in defaults.ROWS]
-    if given.json:
-        listed = {"presets": described, "agents": AGENTS, "environments": names}
-        listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
-        _print(strict_json.dumps(listed, indent=1))
-        return ExitStatus.FINISHED
-    from rich.columns import Columns
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2))
-    for name, text in described.items():
-        table.add_row(f"  {name}", text)
-    console.print("[bold]presets[/]", table, "", "[bold]agents[/]", sep="\n")
-    console.print(*(f"  {name}" for name in AGENTS), "  or module:Class", sep="\n")
-    console.print("\n[bold]defaults[/] of what no preset names")
-    kinds = Table(*defaults.COLUMNS, box=None, pad_edge=False, header_style="")
-    for cells in rows:
-        kinds.add_row(*cells)
-    console.print(Padding(kinds, (0, 2)))
-    console.print("\n[bold]environments[/] (or any Gymnasium id, or module:factory)")
-    console.print(Columns(names, padding=(0, 2)))
+def _play(arguments: list[str]) -> int:
+    from seedbed.play import command
+
+    command.play(_parsed("play", command, arguments), _print, _warn)
     return ExitStatus.FINISHED
 
 

@@ -187,19 +187,36 @@ def compile_assembly(text: str, target: Target) -> str:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.
     """
     with _LOCK:
-        _initialize()
-        machine = llvm.Target.from_triple(target.triple).create_target_machine(
-            cpu=target.cpu, features=target.features, opt=2
-        )
+        machine, module = _optimized(text, target)
         # comments with the names of blocks, by which measurements find the loops again
         machine.set_asm_verbosity(True)
-        module = llvm.parse_assembly(
-            f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n'
-            + text
-        )
-        module.verify()
-        _optimize(module, machine)
-        return machine.emit_assembly(llvm.parse_assembly(_frozen(str(module))))
+        return machine.emit_assembly(module)
+
+
+def compile_foreign(text: str, target: Target) -> bytes:
+    """Compiles the module `text`, which names no target, to an object file for another machine.
+
+    Any thread may call this.
+
+    Raises:
+        RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.
+    """
+    with _LOCK:
+        machine, module = _optimized(text, target)
+        return machine.emit_object(module)
+
+
+def _optimized(text: str, target: Target) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
+    _initialize()
+    machine = llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=2
+    )
+    module = llvm.parse_assembly(
+        f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n' + text
+    )
+    module.verify()
+    _optimize(module, machine)
+    return machine, llvm.parse_assembly(_frozen(str(module)))
 
 
 # Strength reduction of straight code asks of pair after pair of integer sums whether a term may be poison,

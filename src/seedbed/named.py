@@ -1,11 +1,14 @@
-"""Imports modules that a person has named, such as those of their own agents and environments."""
+"""Modules that a person has named, such as those of their own environments, and packages of extras."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+
+from seedbed.errors import SeedbedError
 
 
 def import_named(module: str) -> ModuleType:
@@ -18,3 +21,10 @@ def import_named(module: str) -> ModuleType:
     if here not in sys.path:
         sys.path.append(here)
     return importlib.import_module(module)
+
+
+def require_packages(what: str, extra: str, *names: str) -> None:
+    """Raises SeedbedError if a package is not installed, which `what` needs and an `extra` of ours brings."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise SeedbedError(f"{what} needs the package {name}: pip install 'seedbed[{extra}]'")

@@ -13,15 +13,17 @@ from seedbed.exporting.policy import (
     FIRST,
     NEXT,
     REWARD,
-    Policy,
     PolicyGraph,
+    input_names,
+    trace,
+)
+from seedbed.run.deployed import (
+    Policy,
     PolicyInput,
     PolicyMemory,
     initial_memory,
-    input_names,
     input_specs,
     step_of,
-    trace,
 )
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.operations import Program, Value

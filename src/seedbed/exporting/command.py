@@ -34,7 +34,6 @@ from seedbed.exporting.policy import (
     OBSERVATION,
     REWARD,
     MemoryEntry,
-    Policy,
     PolicyGraph,
     build,
 )
@@ -42,6 +41,7 @@ from seedbed.files import sync
 from seedbed.policy import TrainedAgent, restore
 from seedbed.printable import printable
 from seedbed.run import trust
+from seedbed.run.deployed import Policy
 from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
+from seedbed.named import require_packages
 from seedbed.run.bucket import run_path
 from seedbed.run.trust import declare as declare_trust
-from seedbed.types import SeedbedError
 
 DESCRIPTION = "Writes a run's policy as an ONNX model."
 EXTRA = ("onnx", "onnxruntime", "safetensors")
 
 
-def require_packages(*names: str) -> None:
+def require(*names: str) -> None:
     """Raises SeedbedError if one of these packages is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise SeedbedError(
-                f"exported policies need the package {name}: pip install 'seedbed[export]'"
-            )
+    require_packages("an exported policy", "export", *names)
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

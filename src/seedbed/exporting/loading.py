@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from seedbed.config import resolve
-from seedbed.exporting.extra import require_packages
+from seedbed.exporting.extra import require
 from seedbed.files import load_json
 from seedbed.printable import printable
 from seedbed.run import trust
@@ -104,7 +104,7 @@ def _contract(folder: Path) -> dict[str, Any]:
 
 
 def _parameters(folder: Path, size: int, digest: str) -> dict[str, np.ndarray]:
-    require_packages("safetensors")
+    require("safetensors")
     import safetensors.numpy
 
     try:

@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import onnx
 from jax import export
-from jax.extend.random import define_prng_impl
 
 from seedbed import trees
 from seedbed.exporting.graph import Graph
 from seedbed.exporting.translate import MOST_ROUNDS, Held, constants, translate
 from seedbed.ops.tracing import naming
+from seedbed.run.deployed import Policy, initial_memory, input_specs, step_of
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.operations import Operand, Program, Value, flatten
-from seedbed.run.stacking import act_on_frames
-from seedbed.types import (
-    ActorState,
-    Agent,
-    Array,
-    ArraySpec,
-    EnvSpec,
-    SeedbedError,
-    Timestep,
-    Tree,
-)
+from seedbed.types import ArraySpec, SeedbedError, Tree
 
 ACTION, OBSERVATION, REWARD, FIRST, NEXT = "action", "observation", "reward", "first", "next"
 """Names of arrays; the arrays of a tree are named `observation.part`, the next memory `next.part`."""
-
-
-class PolicyMemory(NamedTuple):
-    """The state that a deployed policy carries from step to step; leaves are `[B, ...]`."""
-
-    frames: Tree  # [B, S - 1, ...] the single frames before this one, the newest last; () for S = 1
-    core: Tree  # as in `ActorState`
-    per_env: Tree
-
-
-class PolicyInput(NamedTuple):
-    """The input of a deployed policy at each step; leaves are `[B, ...]`."""
-
-    observation: Tree  # single frames
-    reward: Array  # float32, of the last action
-    first: Array  # bool: the observation opens an episode
-
-
-class Policy(NamedTuple):
-    """A trained agent, to be exported."""
-
-    agent: Agent  # bound
-    params: Tree
-    spec: EnvSpec  # of single frames
-    frame_stack: int
 
 
 class MemoryEntry(NamedTuple):
@@ -87,68 +50,6 @@ class Step(NamedTuple):
     given: dict[str, Value]
     action: dict[str, Operand]
     following: dict[str, Operand]  # the next memory
-
-
-# With every random number at its median, a draw of a normal is its mean, and one of logits their maximum.
-_MEDIAN = define_prng_impl(
-    key_shape=(1,),
-    seed=lambda seed: jnp.zeros(1, jnp.uint32),
-    split=lambda key, shape: jnp.zeros((*shape, 1), jnp.uint32),
-    random_bits=lambda key, width, shape: jnp.full(shape, 1 << (width - 1), f"uint{width}"),
-    fold_in=lambda key, data: key,
-    name="median",
-    tag="median",
-)
-
-
-def step_of(policy: Policy) -> Callable[..., tuple[Tree, PolicyMemory]]:
-    """Returns the policy's step: (params, memory, input) -> (action `[B, ...]`, the next memory)."""
-    agent, past = policy.agent, policy.frame_stack - 1
-
-    def step(params: Tree, memory: PolicyMemory, given: PolicyInput) -> tuple[Tree, PolicyMemory]:
-        batch = given.first.shape[0]
-        keys = jax.random.wrap_key_data(jnp.zeros((batch, 1), jnp.uint32), impl=_MEDIAN)
-
-        def frames(older: Array, newest: Array) -> Array:
-            return jnp.concatenate([jnp.moveaxis(older, 1, 0), newest[None]])
-
-        def rows(newest: Array) -> Array:
-            older = jnp.zeros((past, batch), newest.dtype)
-            return jnp.concatenate([older, newest[None]]) if past else newest[None]
-
-        observation = jax.tree.map(lambda x: x[None], given.observation)
-        if past:
-            observation = jax.tree.map(frames, memory.frames, given.observation)
-        no = jnp.zeros(batch, bool)
-        timesteps = Timestep(observation, rows(given.reward), rows(no), rows(no), rows(given.first))
-        before = ActorState(memory.core, memory.per_env)
-        action, _, after = act_on_frames(agent, params, before, timesteps, keys, evaluate=True)
-
-        def later(older: Array, newest: Array) -> Array:
-            opening = given.first.reshape(batch, *(1,) * (older.ndim - 1))
-            older = jnp.where(opening, jnp.zeros((), older.dtype), older)
-            return jnp.concatenate([older, newest[:, None]], axis=1)[:, 1:]
-
-        kept = jax.tree.map(later, memory.frames, given.observation) if past else ()
-        return action, PolicyMemory(kept, after.core, after.per_env)
-
-    return step
-
-
-def initial_memory(policy: Policy, batch: int) -> PolicyMemory:
-    """Returns the memory of `batch` environments before their first step."""
-    state = policy.agent.actor_state(jnp.arange(batch, dtype=jnp.uint32), batch)
-
-    def blank(leaf: ArraySpec) -> np.ndarray:
-        return np.zeros((batch, policy.frame_stack - 1, *leaf.shape), leaf.dtype)
-
-    frames = trees.map(blank, policy.spec.observation) if policy.frame_stack > 1 else ()
-    return PolicyMemory(frames, state.core, state.per_env)
-
-
-def input_specs(policy: Policy) -> PolicyInput:
-    """Returns the shapes of one environment's input, without a batch axis."""
-    return PolicyInput(policy.spec.observation, ArraySpec((), "float32"), ArraySpec((), "bool"))
 
 
 def trace(policy: Policy, batch: Any, platform: str = "") -> Step:

@@ -6,7 +6,6 @@ as every host does. Nodes need not see that folder.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
 from seedbed.exit_status import TemporaryError
 from seedbed.launch.cluster import Change, options_for, say
+from seedbed.named import require_packages
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, RunFolder, default_path
 from seedbed.streams.beside import Beside
@@ -39,8 +39,7 @@ def train(
     Call from the main thread. Raises SeedbedError if there is no Ray, no cluster of it, or no node.
     """
     wanted = _count(given.cluster or "")
-    if importlib.util.find_spec("ray") is None:
-        raise SeedbedError("--cluster ray needs Ray: pip install 'seedbed[ray]'")
+    require_packages("--cluster ray", "ray", "ray")
     request, rest = given.request, given.rest
     folder = request.run or default_path(str(request.what or "run"))
     if RunFolder(folder).is_training():

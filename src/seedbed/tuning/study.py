@@ -21,6 +21,7 @@ from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json
 from seedbed.files import write_json
+from seedbed.named import require_packages
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, METRICS
 from seedbed.run.lines import read_last_line
@@ -35,8 +36,7 @@ _SEARCHED = "searched"
 
 def optuna() -> Any:
     """Imports Optuna; raises SeedbedError if it is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise SeedbedError("a search needs the package optuna: pip install 'seedbed[tune]'")
+    require_packages("a search", "tune", "optuna")
     return importlib.import_module("optuna")
 
 

@@ -6,7 +6,7 @@ import base64
 import gzip
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from seedbed.viewer.recording import (
     mujoco,
     written_whole,
 )
-from seedbed.viewer.surfaces import describe_surface, surface_of
+from seedbed.viewer.surfaces import Surface, describe_surface, read_surface, surface_of
 
 WEB = Path(__file__).parent / "web"
 """The folder of the pages and their scripts. `make web` makes `replay.js` and `report.js`."""
@@ -80,19 +80,33 @@ def json_in_page(value: Any) -> str:
 def describe(recording: Recording) -> dict[str, Any]:
     """Returns what the page shows, as JSON values."""
     view = find_view(recording)
+    scene = describe_scene(recording.model, view)
+    packed = [_encode(recording.model, each, view, scene["bodies"]) for each in recording.episodes]
+    return {"title": recording.title, "scene": scene, "episodes": packed}
+
+
+def describe_scene(
+    model: MjModel,
+    view: View,
+    drawn: Callable[[list[Surface], list[int]], list[Surface]] = lambda surfaces, used: surfaces,
+) -> dict[str, Any]:
+    """Returns the bodies of a model and a camera, as JSON values.
+
+    `bodies` in it are the numbers of those that move. `drawn` takes surfaces, and how many geoms have each;
+    it returns those to draw in their place.
+    """
     surfaces: dict[tuple[int, int], int] = {}
-    geoms = _describe_geoms(recording.model, surfaces)
-    bodies = sorted({geom["body"] for geom in geoms if geom["body"] > 0})
+    geoms = _describe_geoms(model, surfaces)
+    used = [sum(geom.get("surface") == number for geom in geoms) for number in surfaces.values()]
+    shown = drawn([read_surface(model, each) for each in surfaces], used)
     return {
-        "title": recording.title,
-        "bodies": bodies,
+        "bodies": sorted({geom["body"] for geom in geoms if geom["body"] > 0}),
         "geoms": geoms,
-        "surfaces": [describe_surface(recording.model, each) for each in surfaces],
+        "surfaces": list(map(describe_surface, shown)),
         "follows": view.body >= 0,
         "radius": view.radius,
         "azimuth": view.azimuth,
         "elevation": view.elevation,
-        "episodes": [_encode(recording.model, each, view, bodies) for each in recording.episodes],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,33 @@ HFIELD = int(mujoco.mjtGeom.mjGEOM_HFIELD)
 _PLACES, _NORMALS = 65535, 127
 
 
+class Surface(NamedTuple):
+    """The triangles of a mesh or a height field."""
+
+    place: NDArray[Any]  # [points, 3] m
+    normal: NDArray[Any]  # [points, 3], of length 1
+    face: NDArray[Any]  # [faces, 3] numbers of points, anticlockwise from outside
+
+
 def surface_of(model: MjModel, geom: int) -> tuple[int, int] | None:
     """Returns the kind and the number of a geom's surface; None for a simple shape."""
     kind = int(model.geom_type[geom])
     return (kind, int(model.geom_dataid[geom])) if kind in (*MESHES, HFIELD) else None
 
 
-def describe_surface(model: MjModel, surface: tuple[int, int]) -> dict[str, Any]:
+def read_surface(model: MjModel, surface: tuple[int, int]) -> Surface:
+    """Returns the triangles of a surface, by its kind and its number."""
+    kind, number = surface
+    return Surface(*(_hills if kind == HFIELD else _mesh)(model, number))
+
+
+def describe_surface(surface: Surface) -> dict[str, Any]:
     """Packs the triangles of a surface; `web/src/data.js` unpacks them.
 
     `data` is base64 of gzip: uint32 numbers of points `[faces, 3]`, then uint16 places of points
     `[points, 3]` in the box from `low` with the sizes `size` in m, then int8 normals `[points, 3]`.
     """
-    kind, number = surface
-    place, normal, face = (_hills if kind == HFIELD else _mesh)(model, number)
+    place, normal, face = surface
     low = place.min(0)
     size = np.maximum(place.max(0) - low, 1e-9)
     packed = face.astype("<u4").tobytes()

@@ -44,6 +44,15 @@ class TaskState(NamedTuple):
     time: Tree = ()  # s since the episode began; () if the task does not read it
 
 
+class Command(NamedTuple):
+    """A number that a player tells a task, such as how fast a robot is to walk."""
+
+    name: str
+    unit: str
+    low: float
+    high: float
+
+
 class Verdict(NamedTuple):
     """The result of judging a step."""
 
@@ -106,6 +115,19 @@ class MujocoTask(abc.ABC):
     def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
         """Returns what acts besides the action in a step from `before`, as arguments of `physics.step`."""
         return {}
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """Returns what a player may tell the task; `()` if nothing."""
+        return ()
+
+    def command_of(self, state: EnvState) -> Array:
+        """Returns what the task has been told [n], by a player or by itself."""
+        return jnp.zeros(len(self.commands), jnp.float32)
+
+    def commanded(self, state: EnvState, command: Array) -> EnvState:
+        """Returns the state in which a player has told the task `command` [n], and nobody else will."""
+        return state
 
     def physics_model(self) -> physics.Model:
         """Returns the model to simulate: `model` if it is given, else that of the MJCF file."""
@@ -178,22 +200,21 @@ class MujocoTask(abc.ABC):
         If the simulation diverges, the episode terminates; the reward, the metrics and the observation
         are then 0.
         """
+        return self.pulled(state, action, None)
+
+    def pulled(self, state: EnvState, action: Array, pull: Array | None) -> EnvState:
+        """Steps as `step` does, while a player pulls at the bodies with `pull` [nbody, 6], in N and N m."""
         model, before = self.physics_model(), state.inner
-        start = physics.init(model, before.qpos, before.qvel)._replace(
-            qpos_low=before.qpos_low, qacc_warmstart=before.qacc_warmstart
-        )
-        if model.na:
-            start = start._replace(act=before.act)
-        if self._reads_time:
-            start = start._replace(time=before.time)
         acting = self.mocap(before.kept) | self.applied(before, action)
+        if pull is not None:
+            acting["xfrc_applied"] = pull + acting.get("xfrc_applied", 0.0)
         ctrl = self.control(before.kept, action)
 
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
             now = physics.step_data(model, carry[0].state, ctrl, **acting)
             return (now, jnp.maximum(carry[1], now.solver_error)), None
 
-        begun = physics.make_data(model, start), jnp.float32(0)
+        begun = physics.make_data(model, self._simulated(before)), jnp.float32(0)
         (now, error), _ = jax.lax.scan(substep, begun, None, length=self.frame_skip)
         verdict = self.judge(before, now, action)
 
@@ -208,6 +229,22 @@ class MujocoTask(abc.ABC):
             verdict.terminated | now.diverged,
             unless_diverged(verdict.metrics | {"solver_error": error}),
         )
+
+    def look(self, state: EnvState, action: Array) -> physics.Data:
+        """Returns what mjData holds in a state, as mj_forward computes it, with the control of `action`."""
+        kept = state.inner.kept
+        given = {"ctrl": self.control(kept, action)} | self.mocap(kept)
+        return physics.forward(self.physics_model(), self._simulated(state.inner), **given)
+
+    def _simulated(self, carried: TaskState) -> physics.State:
+        """Returns the state of the simulation, of what was carried."""
+        model = self.physics_model()
+        state = physics.init(model, carried.qpos, carried.qvel)._replace(
+            qpos_low=carried.qpos_low, qacc_warmstart=carried.qacc_warmstart
+        )
+        if model.na:
+            state = state._replace(act=carried.act)
+        return state._replace(time=carried.time) if self._reads_time else state
 
     def _carry(self, now: physics.Data, kept: Tree, action: Array | None = None) -> TaskState:
         act = now.act if self.physics_model().na else ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,9 +39,11 @@ def literal(value: Any, dtype: str) -> str:
 class Writer:
     """A writer of LLVM instructions on vectors of `width` lanes; on scalars, if that is one."""
 
-    def __init__(self, width: int, *, fma: bool, remainder: str | None = None) -> None:
-        """Takes the name of the function that takes remainders; None for the instruction, frem."""
-        self.width, self._fma, self._remainder = width, fma, remainder
+    def __init__(
+        self, width: int, *, fma: bool, functions: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Takes the names of functions that take the place of instructions on floats, such as "rem"."""
+        self.width, self._fma, self._functions = width, fma, functions
         self.lines: list[str] = []
         self.block = "work"  # the block that is being written
         self.declared: dict[str, str] = {}
@@ -127,6 +131,8 @@ class Writer:
             a = self.op(f"fneg {kind} {a}")
         if fused.minus_c:
             c = self.op(f"fneg {kind} {c}")
+        if (name := self._functions.get("fma")) is not None:
+            return self.op(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
         return self.call("fma", kind, a, b, c)
 
     def compute(self, node: Node, args: list[str], kind: str, mask: str) -> str:
@@ -150,12 +156,10 @@ class Writer:
 
     def _float(self, node: Node, args: list[str], kind: str, mask: str) -> str:
         op = node.op
-        if op in ("add", "sub", "mul", "div"):
+        if (name := self._functions.get(op)) is not None:
+            return self.op(f"call {kind} @{name}({kind} {args[0]}, {kind} {args[1]})")
+        if op in ("add", "sub", "mul", "div", "rem"):
             return self.op(f"f{op} {kind} {args[0]}, {args[1]}")
-        if op == "rem" and self._remainder is not None:
-            return self.op(f"call {kind} @{self._remainder}({kind} {args[0]}, {kind} {args[1]})")
-        if op == "rem":
-            return self.op(f"frem {kind} {args[0]}, {args[1]}")
         if op == "neg":
             return self.op(f"fneg {kind} {args[0]}")
         if op in _INTRINSICS:

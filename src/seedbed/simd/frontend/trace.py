@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -285,8 +286,10 @@ def _split(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
 def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
     """Computes dot_general; each result adds its products in the order of the contracted elements."""
     g = tracer.graph
-    a, b = (tracer.elements(x) for x in args)
     (contract_a, contract_b), (batch_a, batch_b) = equation.params["dimension_numbers"]
+    if isinstance(args[1], Memory) and not batch_b and len(args[1].shape) == len(contract_b) + 1:
+        return tracer.run(_column_by_column(equation), args)
+    a, b = (tracer.elements(x) for x in args)
     free_a = [i for i in range(a.ndim) if i not in (*contract_a, *batch_a)]
     free_b = [i for i in range(b.ndim) if i not in (*contract_b, *batch_b)]
 
@@ -304,6 +307,24 @@ def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
             total = g.apply("add", total, g.apply("mul", x, y))
         result[n, i, j] = total
     return [result.reshape(equation.outvars[0].aval.shape)]
+
+
+def _column_by_column(equation: Any) -> core.ClosedJaxpr:
+    """Returns the jaxpr of a dot_general as a loop over the only free axis of its right operand."""
+    contract_a, contract_b = equation.params["dimension_numbers"][0]
+    left, right = (variable.aval for variable in equation.invars)
+    (free,) = {*range(right.ndim)} - {*contract_b}
+    rest = [i - (free < i) for i in contract_b]
+
+    def columns(a: jax.Array, b: jax.Array) -> jax.Array:
+        def column(_: None, j: jax.Array) -> tuple[None, jax.Array]:
+            picked = jax.lax.dynamic_index_in_dim(b, j, free, keepdims=False)
+            return None, jax.lax.dot_general(a, picked, ((contract_a, rest), ((), ())))
+
+        _, made = jax.lax.scan(column, None, jnp.arange(right.shape[free]))
+        return jnp.moveaxis(made, 0, -1)
+
+    return jax.make_jaxpr(columns)(left, right)
 
 
 def _argument(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:

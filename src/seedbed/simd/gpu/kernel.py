@@ -7,10 +7,10 @@ import hashlib
 from seedbed.simd.cpu.arrays import Arrays
 from seedbed.simd.cpu.codegen import write
 from seedbed.simd.cpu.instructions import Writer
+from seedbed.simd.cpu.remainder import REMAINDER
 from seedbed.simd.gpu.buffers import ROW, ROWS, Buffers
 from seedbed.simd.gpu.memory import DeviceMemory
 from seedbed.simd.gpu.places import shared_places
-from seedbed.simd.gpu.remainder import REMAINDER
 from seedbed.simd.ir.program import Program
 
 # Denormal numbers count as zero, as on a CPU: every float instruction carries `.ftz`.
@@ -42,7 +42,7 @@ def kernel_ir(program: Program) -> str:
 
     Raises Unsupported if the program contains other types than DTYPES, or needs too much memory for arrays.
     """
-    writer = Writer(1, fma=True, remainder="remainder")
+    writer = Writer(1, fma=True, functions={"rem": "remainder"})
     arrays = Arrays(writer, DeviceMemory())
     buffers = Buffers(program, writer)
     write(program, writer, arrays, buffers)

@@ -20,12 +20,12 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.arguments import require_fields
-from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, squares
+from seedbed.envs.device.mujoco import Command, MujocoTask, TaskState, Verdict, squares
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
 from seedbed.envs.device.robots.servos import Servos, with_servos
-from seedbed.physics.math import quat_to_mat
+from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.spaces import PRIVILEGED
-from seedbed.types import Array, SeedbedError, Tree
+from seedbed.types import Array, EnvState, SeedbedError, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,9 +144,8 @@ class JoystickTask(MujocoTask, abc.ABC):
         place, heading, speeds = jax.random.split(key, 3)
         at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
         half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
-        w, x, y, z = self.at_home[3:7]
-        c, s = jnp.cos(half), jnp.sin(half)
-        turned = jnp.stack([c * w - s * z, c * x - s * y, c * y + s * x, c * z + s * w])
+        turn = jnp.stack([jnp.cos(half), 0.0, 0.0, jnp.sin(half)])
+        turned = quat_mul(turn, self.at_home[3:7])
         qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
         qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
         still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
@@ -167,8 +166,7 @@ class JoystickTask(MujocoTask, abc.ABC):
         feet, nu = len(self.feet), self.physics_model().nu
         still, no = jnp.zeros(feet, jnp.float32), jnp.zeros(feet, bool)
         idle, count = jnp.zeros(nu, jnp.float32), jnp.int32(0)
-        first = self.first_command(command)
-        nothing = jnp.zeros(3, jnp.float32)
+        first, nothing = self.first_command(command), jnp.zeros(3, jnp.float32)
         waits, seconds, speeds = (
             jax.random.uniform(drawn, (), jnp.float32, *bounds)
             for drawn, bounds in zip(
@@ -206,7 +204,7 @@ class JoystickTask(MujocoTask, abc.ABC):
         drawn, until_key, turn = jax.random.split(key, 3)
         until = kept.until - 1
         over = until <= 0
-        push = self._later(kept.push, turn) if self.push_speed else kept.push
+        push = kept.push.later(turn) if self.push_speed else kept.push
         return Ride(
             key=kept.key,
             step=kept.step + 1,
@@ -232,6 +230,29 @@ class JoystickTask(MujocoTask, abc.ABC):
             memory=self.remembered(kept.memory, measured, self.control(kept, action)),
         )
 
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """Returns the speeds of the joystick."""
+        units = ("forward", "m/s"), ("left", "m/s"), ("turn left", "rad/s")
+        return tuple(
+            Command(*each, -x, x) for each, x in zip(units, self.command_ranges, strict=True)
+        )
+
+    def command_of(self, state: EnvState) -> Array:
+        """Returns the command [3] by which the next step is judged."""
+        return state.inner.kept.command
+
+    def commanded(self, state: EnvState, command: Array) -> EnvState:
+        """Returns the state in which the joystick stays at `command` [3], as the policy then sees it."""
+        ride = state.inner.kept
+        seen = ride.seen._replace(command=command)
+        ride = ride._replace(command=command, until=jnp.int32(1 << 30), seen=seen)
+        policy = {"state": jnp.concatenate(self.state(ride.seen, ride.memory))}
+        return state._replace(
+            inner=state.inner._replace(kept=ride),
+            timestep=state.timestep._replace(observation=state.timestep.observation | policy),
+        )
+
     def moved_feet(self, now: physics.Data, before: Feet) -> Feet:
         """Returns what is known of the feet at the end of a step, before a landing has reset it."""
         contact, peak = self.contacts(now), jnp.maximum(before.peak, self.heights(now))
@@ -250,22 +271,7 @@ class JoystickTask(MujocoTask, abc.ABC):
             return jnp.zeros(3, jnp.float32)
         model = self.physics_model()
         mass = np.sum(np.asarray(model.body_mass)) if self.model is None else model.body_mass.sum()
-        phase = jnp.pi * push.step * self.dt / push.seconds
-        size = 0.5 * jnp.sin(phase) * mass * push.speed / push.seconds
-        return jnp.where(push.since >= push.wait, size, 0.0) * push.direction
-
-    def _later(self, push: Push, key: Array) -> Push:
-        """Returns the push of the next step; consumes the key."""
-        pushed = push.since >= push.wait
-        since = jnp.where(pushed, jnp.where(push.step >= push.steps, 0, push.since), push.since + 1)
-        starts = ~pushed & (since >= push.wait)
-        angle = jax.random.uniform(key, (), jnp.float32, 0.0, 2 * math.pi)
-        way = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.float32(0)])
-        return push._replace(
-            since=since,
-            step=jnp.where(pushed, push.step + 1, jnp.where(starts, 0, push.step)),
-            direction=jnp.where(starts, way, push.direction),
-        )
+        return push.force(mass, self.dt)
 
     def observe(self, now: physics.Data) -> Array:
         """Returns what the robot measures, without noise."""

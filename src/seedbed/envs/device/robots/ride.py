@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from seedbed.types import Array, Tree
 
@@ -26,6 +30,25 @@ class Push(NamedTuple):
     since: Array  # int32, steps since the last one
     step: Array  # int32, steps of this one
     direction: Array  # [3]
+
+    def force(self, mass: Array, dt: float) -> jax.Array:
+        """Returns the force in a step of `dt` s on a robot of `mass` kg [3], in N: half a sine in all."""
+        phase = jnp.pi * self.step * dt / self.seconds
+        size = 0.5 * jnp.sin(phase) * mass * self.speed / self.seconds
+        return jnp.where(self.since >= self.wait, size, 0.0) * self.direction
+
+    def later(self, key: Array) -> Push:
+        """Returns the push of the next step; consumes the key."""
+        pushed = self.since >= self.wait
+        since = jnp.where(pushed, jnp.where(self.step >= self.steps, 0, self.since), self.since + 1)
+        starts = ~pushed & (since >= self.wait)
+        angle = jax.random.uniform(key, (), jnp.float32, 0.0, 2 * math.pi)
+        way = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.float32(0)])
+        return self._replace(
+            since=since,
+            step=jnp.where(pushed, self.step + 1, jnp.where(starts, 0, self.step)),
+            direction=jnp.where(starts, way, self.direction),
+        )
 
 
 class Seen(NamedTuple):

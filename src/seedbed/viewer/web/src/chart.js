@@ -1,5 +1,5 @@
 // A line chart of one value over the steps of an episode, with the current step marked.
-const PAD = { left: 46, right: 8, top: 6, bottom: 18 };
+export const PAD = { left: 46, right: 8, top: 6, bottom: 18 };
 
 export class Chart {
   // `seek(time)` is called where the chart is clicked or dragged.
@@ -31,18 +31,9 @@ export class Chart {
   }
 
   draw(time, colour) {
-    const { clientWidth: width, clientHeight: height } = this.canvas;
-    if (!width || !height) return;
-    const ratio = window.devicePixelRatio;
-    const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.canvas.width !== w || this.canvas.height !== h) [this.canvas.width, this.canvas.height] = [w, h];
-    const context = this.canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, height);
-    const span = Math.max(1, this.end);
-    const x = (at) => PAD.left + (at / span) * (width - PAD.left - PAD.right);
-    const y = (value) => height - PAD.bottom - ((value - this.low) / (this.high - this.low)) * (height - PAD.top - PAD.bottom);
-    this.drawAxes(context, x, y, width, height, colour);
+    const context = fit(this.canvas);
+    if (!context) return;
+    const { x, y } = drawAxes(context, this.canvas, [this.low, this.high], [0, Math.max(1, this.end)], colour);
     const now = Math.floor(time);
     const index = now - this.start;
     this.drawLine(context, x, y, 0, this.values.length - 1, colour("--accent"), 0.32);
@@ -50,7 +41,7 @@ export class Chart {
     context.strokeStyle = colour("--text");
     context.globalAlpha = 0.55;
     context.lineWidth = 1;
-    line(context, x(time), PAD.top, x(time), height - PAD.bottom);
+    line(context, x(time), PAD.top, x(time), this.canvas.clientHeight - PAD.bottom);
     context.globalAlpha = 1;
     if (index >= 0) {
       context.fillStyle = colour("--accent");
@@ -59,27 +50,6 @@ export class Chart {
       context.fill();
     }
     this.output.textContent = index >= 0 ? format(this.values[index]) : "";
-  }
-
-  drawAxes(context, x, y, width, height, colour) {
-    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillStyle = colour("--quiet");
-    context.strokeStyle = colour("--line");
-    context.lineWidth = 1;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    for (const tick of ticks(this.low, this.high, height > 150 ? 5 : 3)) {
-      const at = Math.round(y(tick)) + 0.5;
-      line(context, PAD.left, at, width - PAD.right, at);
-      context.fillText(short(tick), PAD.left - 6, at);
-    }
-    context.textBaseline = "alphabetic";
-    const steps = ticks(0, this.end, width > 300 ? 5 : 3);
-    for (const tick of steps) {
-      const [left, right] = [tick === 0, x(tick) > width - 24];
-      context.textAlign = left ? "left" : right ? "right" : "center";
-      context.fillText(short(tick), right ? width - PAD.right : x(tick), height - 4);
-    }
   }
 
   drawLine(context, x, y, from, to, colour, alpha) {
@@ -95,6 +65,44 @@ export class Chart {
   }
 }
 
+// Returns the context of a canvas as large as it is shown, cleared; null if it is not shown.
+export function fit(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  if (!width || !height) return null;
+  const ratio = window.devicePixelRatio;
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+// Draws the ticks of both ranges; returns what turns a number of each into a place.
+export function drawAxes(context, canvas, [low, high], [from, to], colour) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  const x = (at) => PAD.left + ((at - from) / (to - from)) * (width - PAD.left - PAD.right);
+  const y = (value) => height - PAD.bottom - ((value - low) / (high - low)) * (height - PAD.top - PAD.bottom);
+  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  context.fillStyle = colour("--quiet");
+  context.strokeStyle = colour("--line");
+  context.lineWidth = 1;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const tick of ticks(low, high, height > 150 ? 5 : 3)) {
+    const at = Math.round(y(tick)) + 0.5;
+    line(context, PAD.left, at, width - PAD.right, at);
+    context.fillText(short(tick), PAD.left - 6, at);
+  }
+  context.textBaseline = "alphabetic";
+  for (const tick of ticks(from, to, width > 300 ? 5 : 3)) {
+    const [left, right] = [tick === from, x(tick) > width - 24];
+    context.textAlign = left ? "left" : right ? "right" : "center";
+    context.fillText(short(tick), right ? width - PAD.right : x(tick), height - 4);
+  }
+  return { x, y };
+}
+
 function line(context, x0, y0, x1, y1) {
   context.beginPath();
   context.moveTo(x0, y0);
@@ -102,7 +110,7 @@ function line(context, x0, y0, x1, y1) {
   context.stroke();
 }
 
-function niceRange(values) {
+export function niceRange(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
     if (value < low) low = value;

@@ -1,9 +1,8 @@
 // Unpacks what seedbed.viewer packed; layouts are those of html._encode and surfaces.describe_surface.
 import { BufferAttribute, BufferGeometry, Quaternion, Vector3 } from "three";
 
-export const replay = JSON.parse(document.getElementById("replay").textContent);
-
-async function unpack(data) {
+// Returns the bytes of base64 of gzip.
+export async function unpack(data) {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).arrayBuffer();
@@ -23,7 +22,7 @@ export async function unpackSurface({ points, faces, low, size, data }) {
 }
 
 // Returns one episode with its sequences: positions [body][axis][frame], and so on.
-export async function unpackEpisode(packed) {
+export async function unpackEpisode(packed, bodies) {
   const buffer = await unpack(packed.data);
   const frames = packed.steps + 1;
   let offset = 0;
@@ -34,11 +33,11 @@ export async function unpackEpisode(packed) {
   };
   const series = (length) => take(Float32Array, length);
   const many = (count, make) => Array.from({ length: count }, make);
-  const position = many(replay.bodies.length, () => many(3, () => series(frames)));
+  const position = many(bodies, () => many(3, () => series(frames)));
   const target = many(3, () => series(frames));
   const reward = series(packed.steps);
   const extra = packed.series.map((name) => ({ name, values: series(packed.steps) }));
-  const quaternion = many(replay.bodies.length, () => many(4, () => take(Int16Array, frames)));
+  const quaternion = many(bodies, () => many(4, () => take(Int16Array, frames)));
   return { frames, steps: packed.steps, dt: packed.env_dt, position, target, reward, extra, quaternion };
 }
 

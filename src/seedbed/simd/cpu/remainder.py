@@ -1,4 +1,4 @@
-"""The remainder of two floats in LLVM IR: exact, where NVIDIA's is not.
+"""The remainder of two floats in LLVM IR: for processors whose own is not exact, or that have none.
 
 It is C's fmod: the sign is that of x, and x rem 0, inf rem y and NaN are NaN. Both mantissas become integers,
 and the remainder is found by long division, one bit of the quotient in each round.

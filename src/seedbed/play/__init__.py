@@ -1,0 +1,1 @@
+"""Pages in which a robot moves by itself: its physics and its policy run in the browser."""

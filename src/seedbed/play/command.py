@@ -1,0 +1,121 @@
+"""`seedbed play`: its options, and the pages it writes or serves. It loads JAX only when it compiles."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seedbed.printable import printable
+from seedbed.run.bucket import run_path
+from seedbed.run.folder import RunFolder
+from seedbed.run.trust import declare as declare_trust
+from seedbed.types import SeedbedError, UsageError
+
+if TYPE_CHECKING:
+    from seedbed.play.page import Player
+
+DESCRIPTION = (
+    "Writes one page in which robots move by themselves: their physics and their policies run in the "
+    "browser, which needs no server and no network."
+)
+MODELS = (".xml", ".urdf")
+MOST_PLAYERS = 4
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to a parser."""
+    parser.add_argument(
+        "what",
+        metavar="RUN_OR_XML",
+        nargs="+",
+        help="the folder of a run, or an MJCF or URDF file, whose actuators get sliders",
+    )
+    page = "the page to write (default: play.html)"
+    parser.add_argument("-o", "--output", metavar="F.html", type=Path, help=page)
+    newest = "play the newest checkpoint, not the one with the best evaluation"
+    parser.add_argument("--newest", action="store_true", help=newest)
+    watch = "serve the page of a run that trains to this machine, and follow its checkpoints"
+    parser.add_argument("--watch", action="store_true", help=watch)
+    parser.add_argument("--port", type=int, default=0, help="port of --watch (default: a free one)")
+    declare_trust(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def play(
+    given: argparse.Namespace, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Writes the page, or serves it until it is interrupted; raises SeedbedError.
+
+    `tell` gets the result, `warn` what happens on the way.
+    """
+    _check(given)
+    # Only now, because these load JAX.
+    from seedbed.play.page import write_page
+
+    players = [_player(what, given, warn) for what in given.what]
+    if given.watch:
+        from seedbed.play.watching import watch
+
+        watch(players[0], run_path(given.what[0]), given.port, given.trust_run, tell, warn)
+        return
+    output = given.output or Path("play.html")
+    write_page(players, output, warn)
+    tell(f"{printable(output)} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser")
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Refuses what can be refused before JAX is loaded."""
+    if len(given.what) > MOST_PLAYERS:
+        raise UsageError(f"a page has room for {MOST_PLAYERS} robots: name fewer")
+    for what in given.what:
+        if not what.endswith(MODELS):
+            RunFolder.read(run_path(what))
+        elif not Path(what).is_file():
+            raise SeedbedError(f"there is no file {printable(what)}")
+    if given.watch and (len(given.what) > 1 or given.what[0].endswith(MODELS) or given.output):
+        raise UsageError("--watch serves the page of one run: name that alone, without -o")
+    if given.port and not given.watch:
+        raise UsageError("--port is the port of --watch: give both")
+
+
+def _player(what: str, given: argparse.Namespace, warn: Callable[[str], None]) -> Player:
+    """Returns the robot of a run or a file."""
+    from seedbed.play.page import Player
+    from seedbed.play.plain import Plain
+
+    if what.endswith(MODELS):
+        path = Path(what).absolute()
+        return Player(Plain(xml_file=str(path)), None, printable(path.stem))
+    newest = given.newest or given.watch
+    return player_of(what, newest=newest, trust=given.trust_run, warn=warn)
+
+
+def player_of(
+    what: str,
+    *,
+    newest: bool = False,
+    trust: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Player:
+    """Returns the robot of a run, with its best policy or its newest.
+
+    Raises SeedbedError as `restore` does, and if the run's environment is no MuJoCo task on the device.
+    """
+    from seedbed.envs.device.mujoco import MujocoTask
+    from seedbed.play.page import Player
+    from seedbed.policy import frame_stack_of, restore
+    from seedbed.run.deployed import Policy
+    from seedbed.spaces import policy_spec
+
+    run = run_path(what)
+    trained = restore(run, warn, newest=newest, trust=trust)
+    if not isinstance(trained.env, MujocoTask):
+        raise SeedbedError(
+            f"{printable(run)} has no robot to draw: a page plays tasks of MuJoCo models on our own "
+            f"physics, and {type(trained.env).__name__} is none; seedbed report shows its episodes"
+        )
+    spec, stack = policy_spec(trained.forms.spec), frame_stack_of(trained.env)
+    policy = Policy(trained.agent, trained.params, spec, stack)
+    return Player(trained.env, policy, printable(Path(run).name))

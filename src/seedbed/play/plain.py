@@ -1,0 +1,50 @@
+"""A task made of any MJCF file, in which a player moves the actuators and nothing is rewarded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict
+from seedbed.physics.model import Keyframe
+from seedbed.types import Array
+
+_STEP = 0.02  # s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain(MujocoTask):
+    """A model that begins in its first keyframe, or at qpos0, and takes its controls as actions."""
+
+    frame_skip: int = 0
+    """Simulation steps in one environment step; 0 is as many as 0.02 s have."""
+
+    def __post_init__(self) -> None:
+        """Settles the length of a step."""
+        if not self.frame_skip:
+            steps = max(1, round(_STEP / self.physics_model().opt.timestep))
+            object.__setattr__(self, "frame_skip", steps)
+
+    @property
+    def begins(self) -> Keyframe:
+        """Returns the file's first keyframe; without one, qpos0 with no control."""
+        model = self.physics_model()
+        found = model.keyframes
+        still = np.zeros(model.nv), np.zeros(model.na), np.zeros(model.nu)
+        return found[0] if found else Keyframe("", 0.0, model.qpos0, *still)
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Returns qpos [nq] and qvel [nv] where the file begins; does not use the key."""
+        at = self.begins
+        return jnp.asarray(at.qpos, jnp.float32), jnp.asarray(at.qvel, jnp.float32)
+
+    def observe(self, now: physics.Data) -> Array:
+        """Returns positions and velocities."""
+        return jnp.concatenate([now.qpos, now.qvel])
+
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
+        """Pays nothing and never terminates."""
+        return Verdict(jnp.float32(0), jnp.bool_(False), {})

@@ -1,0 +1,37 @@
+"""Compiles programs to a WebAssembly module, which imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from seedbed import cache
+from seedbed.llvm import Target, compile_foreign
+from seedbed.simd.ir.program import Program
+from seedbed.simd.wasm.kernel import module_ir
+from seedbed.simd.wasm.linking import link
+
+PROCESSOR = Target(
+    "wasm32-unknown-unknown", cpu="generic", features="+bulk-memory,+nontrapping-fptoint,+sign-ext"
+)
+"""WebAssembly as browsers have had it since 2021, without vectors: a page runs one example."""
+_SPARE = 4096  # bytes of stack
+
+
+def compile_module(programs: Mapping[str, Program]) -> bytes:
+    """Compiles programs, by the names of their functions, to a module, or finds it on disk.
+
+    The functions are as `module_ir` says; the module also exports its memory and where that is free. Any
+    thread may call this. Raises Unsupported as `module_ir` does.
+    """
+    text, stack = module_ir(programs)
+    key = (
+        f"wasm\nllvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}, {PROCESSOR}\n{text}"
+    )
+    code = cache.load(key)
+    if code is None:
+        code = compile_foreign(text, PROCESSOR)
+        cache.save(key, code)
+    return link(code, [*programs], stack + _SPARE)

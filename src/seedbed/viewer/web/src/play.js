@@ -1,0 +1,312 @@
+// The page of robots that move by themselves: time runs, a person tells them where to go, pulls and pushes.
+import { format } from "./chart.js";
+import { Joystick } from "./inputs.js";
+import { Robot } from "./robot.js";
+import { Rolling } from "./rolling.js";
+
+const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
+const PLAY = "M6 3.5v13l10-6.5z";
+const PAUSE = "M5 4h3v12H5zM12 4h3v12h-3z";
+const CHARTS = 3;
+const SHOWS = 10; // s in a chart
+const BUSY = 25; // ms of a frame that may go to physics
+const FEWEST = 24; // pictures a second
+const ASKS = 2000; // ms between two questions for a newer policy
+const REDRAWN = 100; // ms between two pictures of numbers and charts
+
+const element = (id) => document.getElementById(id);
+const colours = getComputedStyle(document.documentElement);
+const colour = (name) => colours.getPropertyValue(name).trim();
+const joystick = new Joystick();
+const state = { playing: true, speed: 1, arrows: true, auto: true, stale: true, drawn: 0, eased: 0, frames: [] };
+let robots = [];
+let charts = [];
+
+const lead = () => robots[0];
+const commands = () => lead().described.commands;
+const steered = () => robots.some((robot) => robot.described.commands.length);
+
+function play(playing) {
+  state.playing = playing;
+  state.stale = true;
+  element("play").querySelector("path").setAttribute("d", playing ? PAUSE : PLAY);
+  element("play").setAttribute("aria-label", playing ? "Pause" : "Play");
+  element("play").title = `${playing ? "Pause" : "Play"} (Space)`;
+}
+
+function step() {
+  play(false);
+  for (const robot of robots) robot.left = 0;
+  advance(lead().dt);
+}
+
+function setSpeed(index) {
+  state.speed = SPEEDS[Math.min(Math.max(index, 0), SPEEDS.length - 1)];
+  element("speed").value = String(state.speed);
+}
+
+function restart() {
+  for (const robot of robots) robot.open();
+  state.stale = true;
+}
+
+function push() {
+  const angle = 2 * Math.PI * Math.random();
+  for (const robot of robots) robot.shove(angle);
+}
+
+function toggle(id, name) {
+  state[name] = !state[name];
+  state.stale = true;
+  element(id).setAttribute("aria-pressed", String(state[name]));
+}
+
+function follow(following) {
+  for (const { stage, described, frame } of robots) {
+    if (!stage || !described.scene.follows) continue;
+    stage.following = following;
+    if (following) stage.catchUp(frame);
+  }
+  element("follow").setAttribute("aria-pressed", String(following));
+  state.stale = true;
+}
+
+function resetView() {
+  follow(true);
+  for (const robot of robots) robot.stage?.resetView(robot.frame);
+  state.stale = true;
+}
+
+function showHelp() {
+  if (element("keys").open) element("keys").close();
+  else element("keys").showModal();
+}
+
+const KEYS = {
+  " ": () => play(!state.playing),
+  ".": step,
+  r: restart,
+  p: push,
+  c: () => toggle("arrows", "arrows"),
+  m: () => steered() && toggle("auto", "auto"),
+  f: () => follow(!lead().stage?.following),
+  v: resetView,
+  "[": () => setSpeed(SPEEDS.indexOf(state.speed) - 1),
+  "]": () => setSpeed(SPEEDS.indexOf(state.speed) + 1),
+  "?": showHelp,
+};
+
+function onKey(event, down) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (element("keys").open && !(key === "?" && down)) return;
+  // A list or slider that has the focus keeps the arrows; a button keeps the space bar.
+  if (event.target.matches("select, input") || (key === " " && event.target.matches("button"))) return;
+  if (steered() && joystick.key(key, down)) event.preventDefault();
+  else if (down && KEYS[key]) {
+    event.preventDefault();
+    KEYS[key]();
+  }
+}
+
+function listen() {
+  document.addEventListener("keydown", (event) => onKey(event, true));
+  document.addEventListener("keyup", (event) => onKey(event, false));
+  window.addEventListener("blur", () => joystick.release());
+  element("play").addEventListener("click", () => play(!state.playing));
+  element("forward").addEventListener("click", step);
+  element("again").addEventListener("click", restart);
+  element("push").addEventListener("click", push);
+  element("auto").addEventListener("click", () => toggle("auto", "auto"));
+  element("arrows").addEventListener("click", () => toggle("arrows", "arrows"));
+  element("speed").addEventListener("change", (event) => setSpeed(SPEEDS.indexOf(Number(event.target.value))));
+  element("follow").addEventListener("click", () => follow(!lead().stage?.following));
+  element("reset").addEventListener("click", resetView);
+  element("help").addEventListener("click", showHelp);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+  new ResizeObserver(resize).observe(element("stage"));
+  if (!steered()) return;
+  joystick.pad(element("pad"), ["left", "forward"]);
+  joystick.pad(element("turn"), ["turn left", null]);
+}
+
+// The robot under the cursor is dragged; elsewhere the camera turns.
+function listenToDrags(robot, canvas) {
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button || robot.grab || !robot.take(event)) return;
+    event.stopImmediatePropagation();
+    canvas.setPointerCapture(event.pointerId);
+    robot.grab.pointer = event.pointerId;
+  }, { capture: true });
+  canvas.addEventListener("pointermove", (event) => {
+    if (robot.grab?.pointer === event.pointerId) robot.drag(event);
+  }, { capture: true });
+  for (const kind of ["pointerup", "pointercancel", "lostpointercapture"]) {
+    canvas.addEventListener(kind, (event) => {
+      if (robot.grab?.pointer === event.pointerId) robot.grab = null;
+      state.stale = true;
+    }, { capture: true });
+  }
+}
+
+function paint() {
+  for (const { stage } of robots) stage?.paint(colour);
+  state.stale = true;
+}
+
+function resize() {
+  for (const { stage } of robots) {
+    const { clientWidth, clientHeight } = stage?.renderer.domElement.parentElement ?? {};
+    if (clientWidth && clientHeight) stage.resize(clientWidth, clientHeight);
+  }
+  state.stale = true;
+}
+
+// Moves all robots on by seconds of their own time.
+function advance(seconds) {
+  const before = performance.now();
+  const axes = joystick.read(seconds);
+  if (joystick.used && state.auto && steered()) toggle("auto", "auto");
+  joystick.used = false;
+  for (const robot of robots) {
+    robot.left += seconds;
+    while (robot.left >= 0.999 * robot.dt) {
+      robot.left -= robot.dt;
+      robot.step(state.auto ? null : axes);
+      // What cannot be computed in time is left out: the robots are slower then.
+      if (performance.now() - before > BUSY) robot.left = Math.min(robot.left, robot.dt);
+    }
+  }
+  state.stale = true;
+}
+
+function showNumbers(now) {
+  const { machine, steps, dt } = lead();
+  element("sum").textContent = robots.map((robot) => format(robot.total)).join("  ");
+  element("time").innerHTML = `${format(steps * dt)} <small>s</small>`;
+  element("rate").innerHTML = `${state.frames.length} <small>a second</small>`;
+  element("spare").innerHTML = machine.cost ? `${Math.round((1000 * dt) / machine.cost)}&times; <small>real time</small>` : "&ndash;";
+  element("told").textContent = commands().map(({ name, unit }, index) => {
+    const value = lead().now[machine.layout.look.command + index];
+    return `${name} ${value < -0.005 ? "\u2212" : ""}${Math.abs(value).toFixed(2)} ${unit}`;
+  }).join("   ");
+  for (const chart of charts) chart.draw(robots.map((robot) => robot.history), SHOWS, colour);
+  state.drawn = now;
+}
+
+let last = 0;
+function tick(now) {
+  const passed = Math.min((now - last) / 1000, 0.25);
+  last = now;
+  if (state.playing && !document.hidden) advance(passed * state.speed);
+  const moved = state.stale;
+  for (const robot of robots) {
+    robot.draw(state.playing ? Math.min(robot.left / robot.dt, 1) : 1, state.arrows, moved);
+  }
+  state.stale = false;
+  document.documentElement.dataset.steps = lead().steps; // for tests
+  // A slow machine draws more coarsely: better than jerks.
+  if (state.frames.length < FEWEST && now - state.eased > 1500) {
+    for (const { stage } of robots) stage?.ease();
+    state.eased = now;
+    state.stale = true;
+  }
+  state.frames.push(now);
+  while (state.frames[0] < now - 1000) state.frames.shift();
+  if (now - state.drawn > REDRAWN) showNumbers(now);
+  requestAnimationFrame(tick);
+}
+
+function addSliders() {
+  const all = robots.flatMap((robot) => robot.described.controls.map((control, index) => ({ robot, index, ...control })));
+  for (const { robot, index, name, low, high, start } of all) {
+    const label = document.createElement("label");
+    const slider = Object.assign(document.createElement("input"), {
+      type: "range", min: low, max: high, step: (high - low) / 200, value: start,
+    });
+    const [text, output] = [document.createElement("span"), document.createElement("output")];
+    text.textContent = name;
+    label.style.setProperty("accent-color", `var(--robot-${robots.indexOf(robot) % 4})`);
+    const take = () => {
+      robot.controls[index] = Number(slider.value);
+      output.textContent = Number(slider.value).toFixed(2);
+    };
+    slider.addEventListener("input", take);
+    label.append(text, slider, output);
+    element("sliders").append(label);
+    take();
+  }
+  element("sliders").hidden = !all.length;
+}
+
+function addCharts() {
+  const names = [...new Set(robots.flatMap(({ described }) => described.layout.channels.map(({ name }) => name)))];
+  const liked = ["reward", ...names.filter((name) => /tracking|forward|dist|near/.test(name)), ...names];
+  const chosen = [...new Set(liked)].slice(0, CHARTS);
+  charts = chosen.map((name) => new Rolling(element("charts"), names, name));
+}
+
+async function addRobot(described) {
+  const view = document.createElement("div");
+  const canvas = document.createElement("canvas");
+  canvas.tabIndex = -1;
+  view.append(canvas);
+  element("views").append(view);
+  const robot = await Robot.load(described, canvas);
+  if (element("views").dataset.many) {
+    const name = document.createElement("p");
+    name.textContent = described.title;
+    view.append(name);
+  }
+  listenToDrags(robot, canvas);
+  return robot;
+}
+
+// Takes newer policies from the server that follows a run.
+async function follows(step) {
+  const [described, { machine }] = [lead().described.parts.act, lead()];
+  try {
+    const policy = await (await fetch("policy")).json();
+    if (policy.step !== step) {
+      await machine.fill("act", { shared: described.shared, data: policy.data });
+      element("policy").hidden = false;
+      element("policy").textContent = `policy after ${policy.step.toLocaleString("en-GB")} steps`;
+    }
+    setTimeout(follows, ASKS, policy.step);
+  } catch {
+    element("policy").textContent += " (the server has ended)";
+  }
+}
+
+export async function start({ players, watched }) {
+  if (players.length > 1) element("views").dataset.many = players.length;
+  try {
+    for (const described of players) robots.push(await addRobot(described));
+  } catch (error) {
+    return complain(`This browser cannot run the robot (${error.message}).`);
+  }
+  const { blind } = lead();
+  if (blind) complain(`This browser cannot draw in three dimensions (${blind}). The charts still work.`);
+  for (const speed of SPEEDS) element("speed").append(new Option(`${speed}\u00d7`, String(speed)));
+  setSpeed(SPEEDS.indexOf(1));
+  element("follow").hidden = !robots.some(({ described }) => described.scene.follows);
+  for (const id of ["pads", "auto", "told"]) element(id).hidden = !steered();
+  addSliders();
+  addCharts();
+  listen();
+  resize();
+  paint();
+  resetView();
+  if (watched) follows(null);
+  play(!window.matchMedia("(prefers-reduced-motion: reduce)").matches);
+  requestAnimationFrame((now) => {
+    last = state.eased = now;
+    tick(now);
+    document.documentElement.dataset.state = "ready";
+  });
+}
+
+function complain(text) {
+  element("notice").hidden = false;
+  element("notice").textContent = text;
+}

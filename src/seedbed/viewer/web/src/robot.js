@@ -1,0 +1,218 @@
+// One robot on the page: its module, its stage, what pulls at it, and what was seen of it lately.
+import { Quaternion, Vector3 } from "three";
+import { Arrow } from "./arrows.js";
+import { unpackSurface } from "./data.js";
+import { Machine } from "./machine.js";
+import { History } from "./rolling.js";
+import { Stage } from "./scene.js";
+
+const RESTS = 1; // s that a robot lies before its next episode
+const STIFFNESS = 60; // N/m of a pull, for each kg of the robot
+const PUSHED = 0.1; // s
+const PUSH_SPEED = 1.2; // m/s that a push gives
+const SEEN_FORCE = 0.02; // of the weight: smaller forces are not drawn
+const ARROW = 0.6; // of the robot's radius, for 1 m/s and for the robot's weight
+const SHOWS = 10; // s in a chart
+
+export class Robot {
+  static async load(described, canvas) {
+    const machine = await Machine.load(described);
+    const surfaces = await Promise.all(described.scene.surfaces.map(unpackSurface));
+    return new Robot(described, machine, canvas, surfaces);
+  }
+
+  constructor(described, machine, canvas, surfaces) {
+    this.described = described;
+    this.machine = machine;
+    this.dt = described.dt;
+    this.history = new History(described.layout.channels, this.dt, SHOWS);
+    this.pull = new Float32Array(6 * described.nbody);
+    this.controls = described.controls.map(({ start }) => start);
+    this.grab = null; // { body, place in it, cursor }
+    this.push = null; // { force, seconds left }
+    this.episode = 0;
+    this.left = 0; // s of its time that are not yet played
+    this.before = machine.look().slice();
+    this.now = this.before.slice();
+    this.part = 1; // how far the picture is from `before` to `now`
+    this.frame = { pose: this.pose.bind(this), target: this.target.bind(this) };
+    this.stage = null;
+    try {
+      this.stage = new Stage(canvas, described.scene, surfaces);
+    } catch (error) {
+      this.blind = error.message;
+    }
+    this.addArrows();
+    this.open();
+  }
+
+  addArrows() {
+    const size = this.described.scene.radius;
+    this.told = new Arrow(0x12795a, 0.018 * size);
+    this.speed = new Arrow(0x2f6fde, 0.018 * size);
+    this.pulled = new Arrow(0xd9822b, 0.012 * size);
+    this.forces = Array.from({ length: this.described.nbody }, () => new Arrow(0xc23b4e, 0.01 * size));
+    this.stage?.scene.add(this.told, this.speed, this.pulled, ...this.forces);
+  }
+
+  // Opens an episode.
+  open() {
+    this.machine.reset(this.episode++);
+    this.steps = 0;
+    this.total = 0;
+    this.lies = this.left = 0;
+    this.grab = this.push = null;
+    this.history.clear();
+    this.now.set(this.machine.look());
+    this.before.set(this.now);
+    this.velocity = new Vector3();
+  }
+
+  // Moves on by a step of the task. `deflections` of a joystick, or null: then the task tells itself what to do.
+  step(deflections) {
+    if (this.lies) {
+      this.lies += this.dt;
+      if (this.lies > RESTS) this.open();
+      return;
+    }
+    const { commands } = this.described;
+    const command = deflections && commands.length && commands.map(({ name, low, high }) => {
+      const part = deflections[name] ?? 0;
+      return part < 0 ? -part * low : part * high;
+    });
+    this.gatherPull();
+    this.machine.step(command, this.controls, this.pull);
+    this.steps++;
+    this.total += this.machine.reward;
+    this.before.set(this.now);
+    this.now.set(this.machine.look());
+    this.history.push(this.machine);
+    const way = this.vector("target", 0, this.now).sub(this.vector("target", 0, this.before));
+    this.velocity.lerp(way.divideScalar(this.dt), Math.min(1, this.dt / 0.2));
+    if (this.machine.terminated) this.lies = this.dt;
+  }
+
+  gatherPull() {
+    this.pull.fill(0);
+    const { body } = this.grab ?? {};
+    if (this.grab) {
+      const at = this.vector("centre", body, this.now);
+      const held = this.held(this.now);
+      const force = this.grab.cursor.clone().sub(held).multiplyScalar(STIFFNESS * this.described.mass);
+      force.clampLength(0, 30 * this.described.mass);
+      const torque = held.sub(at).cross(force);
+      this.pull.set([force.x, force.y, force.z, torque.x, torque.y, torque.z], 6 * body);
+    }
+    if (this.push) {
+      const root = this.described.scene.bodies[Math.max(this.described.followed, 0)];
+      [this.push.force.x, this.push.force.y].forEach((value, k) => (this.pull[6 * root + k] += value));
+      this.push.left -= this.dt;
+      if (this.push.left <= 0) this.push = null;
+    }
+  }
+
+  // Pushes the robot in a direction of the ground, in rad.
+  shove(angle) {
+    const size = (this.described.mass * PUSH_SPEED) / PUSHED;
+    this.push = { force: new Vector3(Math.cos(angle), Math.sin(angle), 0).multiplyScalar(size), left: PUSHED };
+  }
+
+  // Takes hold of the body under the cursor, if there is one; returns whether there is.
+  take(event) {
+    const hit = this.stage?.hit(event);
+    if (!hit) return false;
+    const index = hit.index;
+    const [position, quaternion] = [new Vector3(), new Quaternion()];
+    this.pose(index, position, quaternion);
+    const place = hit.point.clone().sub(position).applyQuaternion(quaternion.invert());
+    this.grab = { index, body: this.described.scene.bodies[index], place, cursor: hit.point.clone() };
+    return true;
+  }
+
+  drag(event) {
+    if (this.grab) this.stage.along(event, this.grab.cursor);
+  }
+
+  // Returns where the held point is.
+  held(look) {
+    const [position, quaternion] = [new Vector3(), new Quaternion()];
+    this.poseIn(look, this.grab.index, position, quaternion);
+    return this.grab.place.clone().applyQuaternion(quaternion).add(position);
+  }
+
+  // Returns three numbers of a look.
+  vector(name, index, look) {
+    return new Vector3().fromArray(look, this.machine.layout.look[name] + 3 * index);
+  }
+
+  poseIn(look, index, position, quaternion) {
+    position.fromArray(look, this.machine.layout.look.position + 3 * index);
+    const at = this.machine.layout.look.quaternion + 4 * index;
+    quaternion.set(look[at + 1], look[at + 2], look[at + 3], look[at]);
+  }
+
+  pose(index, position, quaternion) {
+    const [place, turn] = [new Vector3(), new Quaternion()];
+    this.poseIn(this.before, index, position, quaternion);
+    this.poseIn(this.now, index, place, turn);
+    position.lerp(place, this.part);
+    quaternion.slerp(turn, this.part);
+  }
+
+  target(out) {
+    if (this.described.followed < 0) return out.fromArray(this.described.centre);
+    out.copy(this.vector("target", 0, this.before));
+    return out.lerp(this.vector("target", 0, this.now), this.part);
+  }
+
+  // Draws the robot `part` of the way from the step before to the last one.
+  draw(part, arrows, moved) {
+    if (!this.stage) return;
+    this.part = part;
+    if (moved) {
+      this.stage.show(this.frame);
+      this.showArrows(arrows);
+    }
+    this.stage.draw(moved);
+  }
+
+  showArrows(shown) {
+    const none = new Vector3();
+    const { mass, scene, commands, followed } = this.described;
+    const above = this.target(new Vector3());
+    above.z += 0.9 * scene.radius;
+    const walks = shown && commands.some(({ name }) => name === "forward") && followed >= 0;
+    const look = this.machine.layout.look.command;
+    this.told.point(above, walks ? this.ahead(this.now[look], this.now[look + 1]) : none);
+    above.z += 0.08 * scene.radius;
+    this.speed.point(above, walks ? this.velocity.clone().setZ(0).multiplyScalar(ARROW * scene.radius) : none);
+    const weight = mass * 9.81;
+    this.forces.forEach((arrow, body) => {
+      const force = this.vector("force", body, this.now);
+      const seen = shown && body > 0 && force.length() > SEEN_FORCE * weight;
+      arrow.point(this.ground(body, force), seen ? force.multiplyScalar((ARROW * scene.radius) / weight) : none);
+    });
+    this.pulled.visible = false;
+    if (this.grab) {
+      const from = this.held(this.now);
+      this.pulled.point(from, this.grab.cursor.clone().sub(from));
+    }
+  }
+
+  // Returns a velocity of the robot's own frame in the world, as an arrow.
+  ahead(forward, left) {
+    const [position, quaternion] = [new Vector3(), new Quaternion()];
+    this.pose(this.described.followed, position, quaternion);
+    const front = new Vector3(1, 0, 0).applyQuaternion(quaternion).setZ(0).normalize();
+    const side = new Vector3(-front.y, front.x, 0);
+    return front.multiplyScalar(forward).addScaledVector(side, left).multiplyScalar(ARROW * this.described.scene.radius);
+  }
+
+  // Returns where the line of a body's contact force meets the ground, or, level with it, the point given.
+  ground(body, force) {
+    const point = this.vector("point", body, this.now);
+    const level = this.stage.grounds[0]?.home.z;
+    if (level === undefined || Math.abs(force.z) < 0.2 * force.length()) return point;
+    return point.addScaledVector(force, (level - point.z) / force.z);
+  }
+}

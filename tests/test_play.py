@@ -1,0 +1,393 @@
+"""Pages in which robots move by themselves: their bits, what a browser does with them, and strangers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import quadruped
+from browser import Browser, needs_browser, wait_until
+from gpu_host import assert_same_bits
+from puck import FILE, Puck
+from seedbed import cli, simd
+from seedbed.agents.ppo import Ppo
+from seedbed.config.configuration import TrainConfig
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.llvm import host_target
+from seedbed.play import watching
+from seedbed.play.meshes import MOST_FACES, coarse, creased
+from seedbed.play.page import Player, describe, write_page
+from seedbed.play.plain import Plain
+from seedbed.play.programs import played, with_params, words
+from seedbed.policy import policy_of, restore
+from seedbed.run.checkpoint_helper import write_checkpoint
+from seedbed.run.deployed import Policy
+from seedbed.run.folder import RunFolder
+from seedbed.run.options import FusedConfig
+from seedbed.spaces import PRIVILEGED, policy_spec, without
+from seedbed.types import SeedbedError
+from seedbed.viewer.surfaces import Surface
+from untrained_run import write_run
+from wasm_host import Module, unpack
+
+needs_fma = pytest.mark.skipif(
+    not host_target().fused_multiply_add, reason="this CPU rounds a product before it adds"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of the puck, whose policy has learned nothing."""
+    agent = Ppo(hidden_sizes=(24, 16))
+    config = TrainConfig(Puck(), agent, FusedConfig(), "puck/ppo")
+    path = tmp_path_factory.mktemp("runs") / "puck"
+    return write_run(path, config, {640: 1.0})
+
+
+@pytest.fixture(scope="module")
+def trained(run):
+    return restore(run, trust=True)
+
+
+def player_of(trained, title="puck"):
+    policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), 1)
+    return Player(trained.env, policy, title)
+
+
+@needs_fma
+def test_steps_are_bit_for_bit_those_of_the_kernels(trained):
+    env, player = trained.env, player_of(trained)
+    game = played(env, player.policy, [1], 1)
+    programs = {name: part.program for name, part in game.parts.items()}
+    module = Module(programs)
+    assert [*programs] == ["reset", "step", "look", "command", "act"]
+
+    def ours(name, *given):
+        return unpack(module.call(name, words(given), game.parts[name].shared), programs[name])
+
+    known = {f: simd.vectorize(f) for f in (env.reset, env.commanded, env.pulled)}
+
+    def kernels(function, *given):
+        batched = known[function](*jax.tree.map(lambda x: x[None], given))
+        return jax.tree.map(lambda x: x[0], batched)
+
+    state = kernels(env.reset, jax.random.key(7))
+    assert_same_bits(ours("reset", jax.random.key(7)), jax.tree.leaves(state))
+    rng, policy = np.random.default_rng(0), policy_of(trained)
+    pull = np.zeros((2, 6), np.float32)
+    for step in range(60):
+        if step % 10 == 9:
+            command = rng.uniform(-1, 1, 3).astype(np.float32)
+            told = kernels(env.commanded, state, command)
+            assert_same_bits(ours("command", state, command), jax.tree.leaves(told))
+            state, pull[1] = told, rng.normal(size=6) * [9, 9, 0, 0, 0, 1]
+        seen = without(state.timestep.observation, PRIVILEGED)
+        (action,) = ours("act", state)
+        wanted = policy.act(seen, greedy=True)
+        np.testing.assert_allclose(action, wanted, atol=1e-5)
+        moved = kernels(env.pulled, state, action, pull)
+        assert_same_bits(ours("step", state, action, pull), jax.tree.leaves(moved))
+        state = moved
+    for _ in range(40):
+        state = kernels(env.pulled, state, 0 * action, 0 * pull)
+    look = dict(zip(game.layout["look"], ours("look", state, action), strict=False))
+    np.testing.assert_allclose(look["position"][0, :2], state.inner.qpos[:2], atol=1e-6)
+    # The way of the force goes through the contact, below the capsule, where the ground carries it.
+    assert look["force"][1, 2] == pytest.approx(2 * 9.81, rel=0.05)
+
+
+@needs_fma
+@pytest.mark.slow
+def test_a_walking_robot_steps_bit_for_bit_as_the_kernels(tmp_path):
+    """A quadruped under Go1's names for four seconds of random actions; it falls and begins again."""
+    path = tmp_path / "go1.xml"
+    path.write_text(quadruped.xml(names=quadruped.GO1))
+    env = Go1Joystick(xml_file=str(path), push_speed=1.0)
+    parts = played(env, None, [1], 1).parts
+    module = Module({name: part.program for name, part in parts.items()})
+    reset, step = simd.vectorize(env.reset), simd.vectorize(env.pulled)
+    state, rng = reset(jax.random.key(0)[None]), np.random.default_rng(1)
+    pull = np.zeros((1, env.physics_model().nbody, 6), np.float32)
+    falls = 0
+    for count in range(200):
+        given = state, rng.uniform(-1, 1, (1, 12)).astype(np.float32), pull
+        got = module.call("step", words(given))
+        state = step(*given)
+        moved = jax.tree.map(lambda x: x[0], state)
+        assert_same_bits(unpack(got, parts["step"].program), jax.tree.leaves(moved))
+        if moved.timestep.terminated:
+            falls, state = falls + 1, reset(jax.random.key(count)[None])
+    assert falls
+
+
+def test_other_parameters_of_a_policy_take_the_places_of_the_first(trained):
+    part = played(trained.env, player_of(trained).policy, [1], 1).parts["act"]
+    twice = jax.tree.map(lambda x: 2 * x, trained.params)
+    pairs = list(zip(with_params(part, twice), part.shared, strict=True))
+    assert sum(old.size for _, old in pairs) > 24 * 16
+    for new, old in pairs:
+        np.testing.assert_array_equal(new, 2 * old)
+    # What only the critic reads is not in the page.
+    leaves = jax.tree.leaves(trained.params)
+    assert sum(old.size for _, old in pairs) < sum(leaf.size for leaf in leaves)
+
+
+def test_a_page_is_one_file_that_asks_nobody(run, trained, tmp_path, capsys):
+    path = tmp_path / "out.html"
+    write_page([player_of(trained, "</script><b>")], path)
+    page = path.read_text()
+    assert "<b>" not in page and page.count("<script") == page.count("</script>") == 2
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None and "http" not in policy[1]
+    assert "default-src 'none'" in policy[1] and "connect-src 'none'" in policy[1]
+    assert list(tmp_path.iterdir()) == [path] and len(page) < 1_500_000
+    other = tmp_path / "other.html"
+    assert cli.main(["play", str(run), str(FILE), "--trust-run", "-o", str(other)]) == 0
+    assert f"{other} (" in capsys.readouterr().out
+    data = re.search(
+        r'<script id="robots" type="application/json">(.*?)</script>', other.read_text()
+    )
+    players = json.loads(data[1])["players"]
+    assert [each["title"] for each in players] == ["puck", "puck"]
+    assert [len(each["commands"]) for each in players] == [3, 0]
+    controls = [(each["name"], each["low"], each["high"]) for each in players[1]["controls"]]
+    assert controls == [("along", -1, 1), ("across", -1, 1), ("around", -1, 1)]
+
+
+@needs_browser
+def test_a_browser_plays(trained, tmp_path):
+    path = tmp_path / "out.html"
+    slow = Player(Plain(xml_file=str(FILE)), None, "by hand")
+    write_page([player_of(trained), slow], path)
+    browser = Browser(path.as_uri(), tmp_path / "profile")
+
+    def steps():
+        return int(browser.evaluate("document.documentElement.dataset.steps") or 0)
+
+    def drag(kind, x, y):
+        browser.call(
+            "Input.dispatchMouseEvent",
+            type=kind, x=x, y=y, button="left", buttons=1, clickCount=1,
+        )  # fmt: skip
+
+    try:
+        ready = "document.documentElement.dataset.state === 'ready'"
+        wait_until(lambda: browser.evaluate(ready), "the page is ready")
+        assert browser.evaluate("document.getElementById('notice').hidden"), browser.text("notice")
+        wait_until(lambda: steps() > 5, "it moves")
+        # Until somebody steers, the task tells itself what to do.
+        assert browser.evaluate("document.getElementById('auto').ariaPressed") == "true"
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="w")
+        wait_until(lambda: "forward 1.00 m/s" in browser.text("told"), "a key steers")
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key="w")
+        wait_until(lambda: "forward 0.00 m/s" in browser.text("told"), "it is released")
+        assert browser.evaluate("document.getElementById('auto').ariaPressed") == "false"
+        pad = "document.getElementById('pad').getBoundingClientRect()"
+        x, y = (
+            browser.evaluate(f"(({{left, top, width, height}}) => left + width / 2)({pad})"),
+            None,
+        )
+        y = browser.evaluate(f"(({{left, top, width, height}}) => top + height - 1)({pad})")
+        drag("mousePressed", x, y)
+        wait_until(lambda: "forward \u22121.9" in browser.text("told"), "the pad steers backwards")
+        drag("mouseReleased", x, y)
+        browser.press("r")
+        wait_until(lambda: steps() < 60, "it begins again")
+        # A drag of the second robot, which nobody steers, moves it.
+        box = "document.querySelectorAll('#views canvas')[1].getBoundingClientRect()"
+        x = browser.evaluate(f"(({{left, width}}) => left + width / 2)({box})")
+        y = browser.evaluate(f"(({{top, height}}) => top + height / 2)({box})")
+        drag("mousePressed", x, y)
+        drag("mouseMoved", x + 60, y)
+        held = "[...document.querySelectorAll('figure output')].map(e => e.textContent).join()"
+        speed = "document.querySelectorAll('figure select')[1].value"
+        browser.evaluate(
+            "(list => { list.value = 'speed[0]'; })(document.querySelectorAll('figure select')[1])"
+        )
+        assert browser.evaluate(speed) == "speed[0]"
+
+        def pulled():
+            numbers = re.findall(r"[-\u2212]?\d+\.\d+", browser.evaluate(held))
+            return any(abs(float(x.replace("\u2212", "-"))) > 0.05 for x in numbers[3:4])
+
+        wait_until(pulled, "a drag pulls")
+        drag("mouseReleased", x + 60, y)
+        browser.press(" ")
+        paused = "document.getElementById('play').ariaLabel === 'Play'"
+        wait_until(lambda: browser.evaluate(paused), "it rests")
+        rest = steps()
+        browser.press(".")
+        wait_until(lambda: steps() == rest + 1, "it steps once")
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=400, height=800, deviceScaleFactor=1, mobile=True,
+        )  # fmt: skip
+        right = (
+            "Math.max(...[...document.querySelectorAll('header *, footer *, .corner *, dd, .pad')]"
+            ".map(element => element.getBoundingClientRect().right))"
+        )
+        wait_until(lambda: browser.evaluate(right) <= 400, "all controls are in a narrow window")
+        assert browser.complaints() == []
+    finally:
+        browser.close()
+
+
+@needs_browser
+def test_a_browser_follows_a_run_that_trains(run, tmp_path):
+    """Its page takes the newer policies; a stranger gets nothing."""
+    command = [sys.executable, "-m", "seedbed", "play", str(run), "--trust-run", "--watch"]
+    path = os.pathsep.join([str(FILE.parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    browser = None
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        browser = Browser(address, tmp_path / "profile")
+        wait_until(lambda: "640 steps" in (browser.text("policy") or ""), "it has the first policy")
+        weights = restore(run, trust=True)
+        doubled = jax.tree.map(lambda x: np.asarray(2 * x), weights.params)
+        add_checkpoint(run, 1280, doubled)
+        wait_until(lambda: "1,280 steps" in browser.text("policy"), "it has the newer policy")
+        assert browser.complaints() == []
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        wait_until(lambda: "has ended" in browser.text("policy"), "the page says so")
+    finally:
+        process.kill()
+        process.wait()
+        if browser is not None:
+            browser.close()
+
+
+def add_checkpoint(run, step, params):
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    named = {
+        f"learner.params.{jax.tree_util.keystr(path, simple=True, separator='.')}": leaf
+        for path, leaf in leaves
+    }
+    described = [
+        {"name": name, "dtype": str(leaf.dtype), "shape": leaf.shape, "bytes": leaf.nbytes}
+        for name, leaf in named.items()
+    ]
+    folder = RunFolder.resume(run)
+    header = {"step": step, "metadata": {}, "score": None, "keep": 3, "leaves": described}
+    write_checkpoint(folder.checkpoints, header | {"claim": folder.claim}, named)
+    folder.close()
+
+
+def test_strangers_get_nothing(monkeypatch):
+    monkeypatch.setattr(watching, "_MOST_THREADS", threading.active_count() + 4)
+    answers = {"": watching.Answer("text/html", b"page"), "policy": watching.Answer("text/x", b"1")}
+    with watching.serve(answers, 0) as address:
+        _, _, host, token, _ = address.split("/")
+        port = int(host.split(":")[1])
+
+        def ask(path, method="GET", **headers):
+            asking = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            asking.request(method, path, headers={"Host": host, **headers})
+            try:
+                return asking.getresponse().status
+            except ConnectionError:
+                return 0  # it has hung up
+            finally:
+                asking.close()
+
+        assert ask(f"/{token}/") == ask(f"/{token}/policy") == 200
+        for path in ("/", f"/{token}", "/policy", f"/{token[:-1]}/policy", f"/{token}/../policy"):
+            assert ask(path) == (200 if path == f"/{token}" else 404), path
+        # A foreign page may have its name point here.
+        assert ask(f"/{token}/policy", Host="evil.example") == 404
+        assert ask(f"/{token}/policy", "POST") == 501
+        with pytest.raises(SeedbedError, match=f"cannot serve on port {port}"):
+            watching.serve(answers, port).__enter__()
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+        wait_until(lambda: any(select.select(idle, [], [], 0)[0]), "it hangs up on some")
+        for each in idle:
+            each.close()
+        wait_until(lambda: ask(f"/{token}/policy") == 200, "it answers again")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nothing"], "there is no such folder"),
+        (["nothing.xml"], "there is no file nothing.xml"),
+        (["{file}", "--watch"], "--watch serves the page of one run"),
+        (["{file}", "--port", "9"], "--port is the port of --watch"),
+        (["{file}"] * 5, "a page has room for 4 robots"),
+        (["{file}", "-o", "page.txt"], "its name must end in .html"),
+        (["{pendulum}"], "pendulum has no robot to draw"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(arguments, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(Pendulum(), Ppo(), FusedConfig(), "pendulum/ppo")
+    places = {"{file}": str(FILE), "{pendulum}": "pendulum"}
+    if "{pendulum}" in arguments:
+        write_run(tmp_path / "pendulum", config)
+    assert cli.main(["play", *(places.get(each, each) for each in arguments)]) != 0
+    assert text in capsys.readouterr().err
+    assert not [*tmp_path.glob("*.html")]
+
+
+def test_a_plain_model_begins_in_its_keyframe(tmp_path):
+    text = FILE.read_text().replace(
+        "</mujoco>", '<keyframe><key qpos="1 2 3 0.1" ctrl="0.5 -0.5 2"/></keyframe></mujoco>'
+    )
+    path = tmp_path / "keyed.xml"
+    path.write_text(text)
+    described, _ = describe(Player(Plain(xml_file=str(path)), None, "keyed"), lambda text: None)
+    assert [each["start"] for each in described["controls"]] == [0.5, -0.5, 2]
+    assert described["dt"] == 0.02
+    qpos, qvel = Plain(xml_file=str(path)).initial(jax.random.key(0))
+    np.testing.assert_allclose(qpos, [1, 2, 3, 0.1], rtol=1e-6)
+    assert not qvel.any()
+
+
+def sphere(rings):
+    """A sphere of triangles, anticlockwise from outside, with the points of its seam twice."""
+    up, around = np.meshgrid(np.linspace(0, np.pi, rings), np.linspace(0, 2 * np.pi, rings))
+    place = np.stack([np.sin(up) * np.cos(around), np.sin(up) * np.sin(around), np.cos(up)], -1)
+    corner = np.arange(rings * rings).reshape(rings, rings)
+    a, b, c, d = corner[:-1, :-1], corner[:-1, 1:], corner[1:, 1:], corner[1:, :-1]
+    face = np.concatenate([np.stack([a, b, c], -1), np.stack([a, c, d], -1)]).reshape(-1, 3)
+    place = place.reshape(-1, 3)
+    return Surface(place, place, face)
+
+
+def test_fine_meshes_become_coarser_and_keep_their_shape():
+    fine = sphere(200)
+    assert coarse([fine], [0]) == [fine]
+    (round_,) = coarse([fine], [2])
+    assert 0.9 * MOST_FACES < 2 * len(round_.face) <= MOST_FACES
+    np.testing.assert_allclose(np.linalg.norm(round_.place, axis=1), 1, atol=0.01)
+    assert ((round_.normal * round_.place).sum(axis=1) > 0.97).mean() > 0.999
+    corners = round_.place[round_.face]
+    flat = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    assert ((flat * corners.mean(axis=1)).sum(axis=1) > 0).mean() > 0.999
+
+
+def test_edges_stay_sharp():
+    place = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], float)
+    quads = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
+    face = np.array([part for a, b, c, d in quads for part in ((a, b, c), (a, c, d))])
+    cube = creased(place, face)
+    # Each corner has three normals, which are those of its sides.
+    assert len(cube.place) == 24
+    assert sorted(np.abs(cube.normal).max(axis=1)) == [1.0] * 24
