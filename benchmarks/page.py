@@ -58,7 +58,6 @@ def watched(page: Path, size: tuple[int, int]) -> dict[str, Any]:
             told = browser.complaints()
             pictures, spare = (statistics.median(column) for column in zip(*looks, strict=True))
             return {
-                "size": [width, height],
                 "pictures_per_s": pictures,
                 "times_real_time": spare,
                 "steps_per_s": (steps(browser) - first) / passed,
@@ -108,14 +107,14 @@ def main() -> None:
             begin = time.perf_counter()
             write_page([player], page)
             made = time.perf_counter() - begin
-            windows = [watched(page, size) for size in SIZES]
+            windows = {f"{size[0]}x{size[1]}": watched(page, size) for size in SIZES}
             c = native(player)
             row = {"task": type(player.env).__name__, "bytes": page.stat().st_size, "made_s": made}
         rows.append(row | {"mujoco_times_real_time": c, "windows": windows})
-        for window in windows:
+        for size, window in windows.items():
             ratio = window["times_real_time"] / c
             print(
-                f"{row['task']} {window['size']}: {window['pictures_per_s']:.0f} pictures/s, "
+                f"{row['task']} {size}: {window['pictures_per_s']:.0f} pictures/s, "
                 f"{window['times_real_time']:.0f}x real time, {ratio:.2f} of MuJoCo's C code"
             )
     result = {

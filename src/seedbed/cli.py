@@ -275,6 +275,8 @@ def _export(arguments: list[str]) -> int:
 
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
+    if given.robot is not None:
+        _print(command.drive(given.run, given.output, given.robot, given.trust_run, _warn))
     return ExitStatus.FINISHED
 
 

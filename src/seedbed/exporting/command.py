@@ -15,8 +15,11 @@ import safetensors.numpy
 from seedbed import strict_json
 from seedbed.arguments import checked
 from seedbed.config import flags
+from seedbed.config.saved import saved_config
+from seedbed.envs.device.robots.deployment import deployment, metadata
+from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.host.gym import GymEnv
-from seedbed.exporting import card
+from seedbed.exporting import card, driving
 from seedbed.exporting.check import require_equal
 from seedbed.exporting.graph import IR_VERSION, OPSET
 from seedbed.exporting.loading import (
@@ -82,7 +85,10 @@ def export(
     trained = restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
-    graph = build(policy)
+    env: Any = trained.env
+    is_robot = isinstance(env, JoystickTask) and bool(env.sights)
+    robot = deployment(env) if is_robot else None
+    graph = build(policy, metadata(robot) if robot else {})
     if graph.single:
         warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
     errors = require_equal(policy, graph)
@@ -105,6 +111,7 @@ def export(
         "frame_stack": frame_stack,
         "agent": _agent(policy.agent),
         "environment": _environment(run, trained),
+        "robot": robot,
         "training": _training(trained, card.evaluation_of(lines, trained.step)),
         "checked": {"onnxruntime": onnxruntime.__version__, "relative_errors": errors},
         "files": {
@@ -221,6 +228,31 @@ def _unusable(folder: Path, error: OSError) -> SeedbedError:
     return SeedbedError(
         f"the folder {printable(folder)} cannot be written ({error.strerror or error}): name another with -o"
     )
+
+
+def drive(run: Path, folder: Path, scene: str, trust: bool, tell: Callable[[str], None]) -> str:
+    """Drives a robot with what was exported, in a `scene`, "" for the run's own; returns what came of it.
+
+    Calls `tell` with what the robot is told. Raises SeedbedError if it falls.
+    """
+    path = Path(scene)
+    if not scene:
+        env = saved_config(RunFolder.read(run), trust).env
+        if not isinstance(env, JoystickTask):
+            raise SeedbedError(
+                f"{printable(run)} drives no robot: --robot is for tasks with a joystick"
+            )
+        path = env.model_path
+    came = driving.drive(folder / GRAPH, path, tell)
+    median, most = came.latency_ms
+    text = (
+        f"{came.seconds:.0f} s in MuJoCo's C code by {GRAPH} alone: off by {came.velocity_error:.2f} m/s "
+        f"and {came.turning_error:.2f} rad/s, {median:.2f} ms a step (99 of 100 within {most:.2f}), "
+        f"{came.late} steps late"
+    )
+    if came.fell:
+        raise SeedbedError(f"the robot fell after {text}")
+    return text
 
 
 def told(contract: dict[str, Any], folder: Path) -> str:

@@ -24,6 +24,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, required=True, help="new folder"
     )
+    robot = "then let it drive a robot in MuJoCo's C code for 20 s, in this scene or its own"
+    parser.add_argument("--robot", metavar="SCENE.xml", nargs="?", const="", help=robot)
     parser.add_argument("--newest", action="store_true", help="export the newest checkpoint")
     declare_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the contract")

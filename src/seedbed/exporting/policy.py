@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -89,10 +91,11 @@ def _names(tree: Tree, part: str = "") -> list[str]:
     return [name for name, _ in named_leaves(tree, part)]
 
 
-def build(policy: Policy) -> PolicyGraph:
+def build(policy: Policy, properties: Mapping[str, str] = MappingProxyType({})) -> PolicyGraph:
     """Makes the graph of a policy; raises SeedbedError if a part of `act` has no form in ONNX.
 
-    The graph takes any number of environments. If `act` cannot be traced so, it takes one at a time.
+    The model carries `properties`. The graph takes any number of environments. If `act` cannot be traced so,
+    it takes one at a time.
     """
     (batch,), single = export.symbolic_shape("batch"), ""
     try:
@@ -121,7 +124,7 @@ def build(policy: Policy) -> PolicyGraph:
     translate(graph, step.program, inputs, {**wanted, **later})
     chosen, _ = step.program.needed(step.action.values())
     return PolicyGraph(
-        model=graph.model({"batch": "1" if single else "any"}),
+        model=graph.model({"batch": "1" if single else "any", **properties}),
         inputs={name: _spec(value) for name, value in read.items()},
         memory=_entries(policy, step, following),
         outputs={name: _spec(operand) for name, operand in wanted.items()},

@@ -13,6 +13,7 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
 
 _SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
@@ -62,6 +63,20 @@ class Go1Joystick(JoystickTask):
             (now.qpos[7:] - self.posture, 0.03),
             (now.qvel[6:], 1.5),
         ]
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what the policy sees, in order."""
+        joints = len(self.posture)
+        return (
+            *([Sight("base_lin_vel", 3, ("local_linvel",))] if self.base_velocity else []),
+            Sight("base_ang_vel", 3, ("gyro",)),
+            Sight("projected_gravity", 3, ("orientation",)),
+            Sight("joint_pos", joints),
+            Sight("joint_vel", joints),
+            Sight("actions", joints, delay=1),
+            Sight("command", 3),
+        )
 
     def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
         """Returns the same without noise, accelerations, forces, the feet and pushes."""

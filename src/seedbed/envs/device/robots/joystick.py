@@ -20,16 +20,17 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.arguments import require_fields
-from seedbed.envs.device.mujoco import Command, MujocoTask, TaskState, Verdict, squares
+from seedbed.envs.device.mujoco import Command, TaskState, Verdict, squares
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
+from seedbed.envs.device.robots.sensed import SensedRobot
 from seedbed.envs.device.robots.servos import Servos, with_servos
-from seedbed.physics.math import quat_mul, quat_to_mat
+from seedbed.physics.math import quat_mul
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, EnvState, SeedbedError, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JoystickTask(MujocoTask, abc.ABC):
+class JoystickTask(SensedRobot, abc.ABC):
     """A base of the tasks in which a robot follows the velocity of a joystick.
 
     The model's sensors must have Playground's names.
@@ -55,10 +56,6 @@ class JoystickTask(MujocoTask, abc.ABC):
     """Weights of the reward's terms."""
     solver_iterations: int = 0
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
-    home: ClassVar[str] = "home"
-    """Keyframe with the posture."""
-    feet: ClassVar[tuple[str, ...]]
-    """Sites of the feet; each has sensors `NAME_global_linvel` and `NAME_floor_found`."""
     clearance: ClassVar[float] = 0.1
     """How high a foot should swing, in m."""
     push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
@@ -120,24 +117,6 @@ class JoystickTask(MujocoTask, abc.ABC):
     def _model(self) -> physics.Model:
         servos = Servos(self.kp, self.kd)
         return with_servos(self.model_path, self.integrator, servos, self.solver_iterations)
-
-    @property
-    def at_home(self) -> np.ndarray:
-        """Returns qpos [nq] of the posture."""
-        found = [each for each in self.physics_model().keyframes if each.name == self.home]
-        if not found:
-            raise SeedbedError(f"{self.xml_file} has no keyframe {self.home!r}, the posture")
-        return np.asarray(found[0].qpos, np.float32)
-
-    @property
-    def posture(self) -> np.ndarray:
-        """Returns the joints' positions [nq - 7] in rad."""
-        return self.at_home[7:]
-
-    @property
-    def rest(self) -> np.ndarray:
-        """Returns the targets [nu] of the servos in rad about which actions move them."""
-        return self.posture
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
@@ -354,43 +333,6 @@ class JoystickTask(MujocoTask, abc.ABC):
     def told(self, ride: Ride) -> jax.Array:
         """Returns whether the robot is to move."""
         return jnp.sqrt(squares(ride.command)) > 0.01
-
-    def read(self, now: physics.Data, sensor: str) -> jax.Array:
-        """Returns the value of a sensor of the model, by its name."""
-        return physics.sensor(self.physics_model(), now, sensor)
-
-    def velocity(self, now: physics.Data) -> jax.Array:
-        """Returns the trunk's velocity in its own frame [3], in m/s."""
-        return self.read(now, "local_linvel")
-
-    def turning(self, now: physics.Data) -> jax.Array:
-        """Returns the trunk's angular velocity in its own frame [3], in rad/s."""
-        return self.read(now, "gyro")
-
-    def in_world(self, now: physics.Data) -> tuple[Array, Array]:
-        """Returns the trunk's velocity and angular velocity in the world, [3] each, in m/s and rad/s."""
-        return self.read(now, "global_linvel"), self.read(now, "global_angvel")
-
-    def up(self, now: physics.Data) -> jax.Array:
-        """Returns the trunk's own z axis in the world [3]."""
-        return self.read(now, "upvector")
-
-    def contacts(self, now: physics.Data) -> jax.Array:
-        """Returns which feet are on the ground [n]."""
-        return jnp.stack([self.read(now, f"{foot}_floor_found")[0] > 0 for foot in self.feet])
-
-    def gravity(self, now: physics.Data) -> jax.Array:
-        """Returns the direction of gravity [3] in the frame of the robot's inertial sensor."""
-        return -quat_to_mat(self.read(now, "orientation"))[2]
-
-    def heights(self, now: physics.Data) -> jax.Array:
-        """Returns how high the feet are [n], in m."""
-        sites = self.physics_model().names.site
-        return jnp.stack([now.site_xpos[sites.index(foot), 2] for foot in self.feet])
-
-    def foot_velocities(self, now: physics.Data) -> jax.Array:
-        """Returns the velocities of the feet [n, 3] in the world, in m/s."""
-        return jnp.stack([self.read(now, f"{foot}_global_linvel") for foot in self.feet])
 
     def _steps(self, seconds: Array) -> Array:
         return jnp.round(seconds / self.dt).astype(jnp.int32)

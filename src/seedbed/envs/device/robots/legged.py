@@ -16,6 +16,7 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.sensed import Sight
 from seedbed.physics.math import quat_to_mat
 from seedbed.types import Array, SeedbedError
 
@@ -110,6 +111,20 @@ class Legged(JoystickTask):
             (now.qpos[7:] - self.posture, 0.03),
             (now.qvel[6:], 0.5),
         ]
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what the policy sees, in order."""
+        joints = len(self.posture)
+        body = (Sight(name, 3) for name in ("base_lin_vel", "base_ang_vel", "projected_gravity"))
+        actions = Sight("actions", len(self._stands.servos), delay=1)
+        return (
+            *body,
+            Sight("joint_pos", joints),
+            Sight("joint_vel", joints),
+            actions,
+            Sight("command", 3),
+        )
 
     def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
         """Returns the same without noise, the height, forces, the feet and pushes."""

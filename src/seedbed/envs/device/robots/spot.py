@@ -13,6 +13,7 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
 
 _HISTORY = 3  # steps
@@ -100,6 +101,20 @@ class SpotJoystick(JoystickTask):
         end = 6 + len(self.posture)
         body, joints, feet = jnp.split(seen.measured, [6, end])
         return [body, joints - self.posture, memory, feet, seen.action, seen.command]
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what the policy sees, in order."""
+        joints, feet = len(self.posture), tuple(f"{foot}_pos" for foot in self.feet)
+        return (
+            Sight("base_ang_vel", 3, ("gyro",)),
+            Sight("upvector", 3, ("upvector",)),
+            Sight("joint_pos", joints),
+            Sight("servo_error", joints, history=_HISTORY),
+            Sight("feet_pos", 3 * len(feet), feet),
+            Sight("actions", joints, delay=1),
+            Sight("command", 3),
+        )
 
     def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
         """Returns the same without noise, speeds, accelerations, forces, the feet and pushes."""

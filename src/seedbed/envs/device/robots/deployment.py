@@ -1,0 +1,62 @@
+"""What a program needs to know to let an exported policy drive a robot, in the words of mjlab and LeRobot."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import numpy as np
+
+from seedbed.envs.device.robots.joystick import JoystickTask
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+TERMS = "observation_terms"
+"""The key of the parts of the observation in order: JSON, with the fields of `Sight`."""
+
+
+def deployment(task: JoystickTask) -> dict[str, Any]:
+    """Returns how a task's actions become targets of servos, and what its policy sees, as JSON values.
+
+    The order of the joints is that of the actions. A servo's torque in N m is `joint_stiffness` times (target
+    - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
+    action, `action_delay` steps late.
+    """
+    model = mujoco.MjModel.from_xml_path(str(task.model_path))
+    joints = model.actuator_trnid[:, 0]
+    damping = -model.actuator_biasprm[:, 2] + model.dof_damping[model.jnt_dofadr[joints]]
+    stiffness = model.actuator_gainprm[:, 0]
+    return {
+        "joint_names": [model.joint(int(joint)).name for joint in joints],
+        "joint_stiffness": np.full(model.nu, task.kp).tolist() if task.kp else stiffness.tolist(),
+        "joint_damping": np.full(model.nu, task.kd).tolist() if task.kd else damping.tolist(),
+        "default_joint_pos": [float(x) for x in task.rest],
+        "action_scale": [float(task.action_scale)] * model.nu,
+        "action_delay": task.action_latency,
+        "rate_hz": 1.0 / task.dt,
+        "command_names": [command.name for command in task.commands],
+        "command_ranges": [[command.low, command.high] for command in task.commands],
+        "observation_names": [sight.name for sight in task.sights],
+        "observation_history_lengths": [sight.history for sight in task.sights],
+        TERMS: [{**sight._asdict(), "scale": 1.0} for sight in task.sights],
+    }
+
+
+def metadata(described: dict[str, Any]) -> dict[str, str]:
+    """Returns the texts that an ONNX model carries, of what `deployment` has described.
+
+    Lists of numbers or names are separated by commas, as mjlab writes them; `kp` and `kd` are JSON, as
+    LeRobot reads them, and so is what has lists in it.
+    """
+    texts = {key: _text(value) for key, value in described.items()}
+    gains = {"kp": "joint_stiffness", "kd": "joint_damping"}
+    return texts | {short: json.dumps(described[name]) for short, name in gains.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if any(isinstance(each, list | dict) for each in value):
+        return json.dumps(value)
+    return ",".join(f"{each:.7g}" if isinstance(each, float) else str(each) for each in value)

@@ -1,0 +1,201 @@
+"""Drives a robot in MuJoCo's C code with an exported policy, of which it reads only the file.
+
+This is the check that the file says all that a robot's own program needs: neither the run nor the task are
+asked, and the loop keeps the policy's rate in real time.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+
+from seedbed.printable import printable
+from seedbed.types import SeedbedError
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+SECONDS = 20.0
+SHARES = ((0.0, 0.0, 0.0), (0.6, 0.0, 0.0), (0.0, 0.6, 0.0), (0.0, 0.0, 0.6), (0.6, 0.0, -0.6))
+"""Commands that the robot gets one after another, as shares of the largest."""
+_SETTLES = 1.0  # s after a new command, which do not count
+_FALLEN = 0.5  # of upright
+
+
+class Drive(NamedTuple):
+    """What came of a drive."""
+
+    seconds: float  # until it fell, or all
+    fell: bool
+    velocity_error: float  # m/s, root mean square, forward and sideways
+    turning_error: float  # rad/s, root mean square
+    latency_ms: tuple[float, float]  # of a step of the policy: the median, and 99 of 100
+    late: int  # steps that were not done when the next was due
+
+
+class Robot:
+    """A robot in MuJoCo's C code, whose servos and senses are as an exported policy says."""
+
+    def __init__(self, path: Path, told: dict[str, str]) -> None:
+        """Loads the scene and sets the servos; raises SeedbedError if it lacks a joint or a sensor."""
+        self.model = mujoco.MjModel.from_xml_path(str(path))
+        self.data = mujoco.MjData(self.model)
+        self.terms: list[dict[str, Any]] = json.loads(told["observation_terms"])
+        self.rest, self.scale = (
+            _numbers(told[key]) for key in ("default_joint_pos", "action_scale")
+        )
+        self.delay = int(told["action_delay"])
+        names = told["joint_names"].split(",")
+        lacking = [name for name in names if self._number("JOINT", name) < 0]
+        lacking += [
+            sensor
+            for term in self.terms
+            for sensor in term["sensors"]
+            if self._number("SENSOR", sensor) < 0
+        ]
+        if lacking:
+            raise SeedbedError(
+                f"{printable(path)} lacks {', '.join(map(printable, lacking[:4]))}, which the policy needs: "
+                "name the scene that it was trained in"
+            )
+        joints = [self.model.joint(name) for name in names]
+        self.places = np.array([joint.qposadr[0] for joint in joints])
+        self.dofs = np.array([joint.dofadr[0] for joint in joints])
+        self._set_servos(joints, _numbers(told["joint_stiffness"]), _numbers(told["joint_damping"]))
+        self.actions = collections.deque([np.zeros(len(names))] * 3, maxlen=3)  # the newest first
+        self.errors: collections.deque[np.ndarray] = collections.deque()
+        self.target = np.zeros(len(names))  # before the first action, as in training
+        self._stand()
+
+    def _number(self, kind: str, name: str) -> int:
+        return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
+
+    def _set_servos(self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray) -> None:
+        driven = list(self.model.actuator_trnid[:, 0])
+        self.servos = np.array([driven.index(joint.id) for joint in joints])
+        self.model.actuator_gainprm[self.servos, 0] = stiffness
+        self.model.actuator_biasprm[self.servos, 1] = -stiffness
+        self.model.actuator_biasprm[self.servos, 2] = 0.0
+        self.model.dof_damping[self.dofs] = damping
+
+    def _stand(self) -> None:
+        if self.model.nkey:
+            mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
+        self.data.qpos[self.places], self.data.qvel[:] = self.rest, 0.0
+        self.data.ctrl[self.servos] = self.rest
+        mujoco.mj_forward(self.model, self.data)
+
+    def see(self, command: np.ndarray) -> np.ndarray:
+        """Returns the observation, of what is measured now."""
+        joints = self.data.qpos[self.places]
+        self.errors.appendleft(joints - self.target)
+        return np.concatenate([self._term(term, command) for term in self.terms], dtype=np.float32)
+
+    def _term(self, term: dict[str, Any], command: np.ndarray) -> np.ndarray:
+        turned = self._axes()
+        read = [self.data.sensor(name).data for name in term["sensors"]]
+        found: dict[str, Callable[[], np.ndarray]] = {
+            "base_lin_vel": lambda: read[0] if read else turned.T @ self.data.qvel[:3],
+            "base_ang_vel": lambda: read[0] if read else self.data.qvel[3:6],
+            "projected_gravity": lambda: -_matrix(read[0])[2] if read else -turned[2],
+            "joint_pos": lambda: self.data.qpos[self.places] - self.rest,
+            "joint_vel": lambda: self.data.qvel[self.dofs],
+            "actions": lambda: self.actions[term["delay"]],
+            "command": lambda: command,
+            "servo_error": lambda: self._history(term["history"]),
+        }
+        return term["scale"] * found.get(term["name"], lambda: np.concatenate(read))()
+
+    def _axes(self) -> np.ndarray:
+        """Returns the trunk's axes in the world, one in each column, [3, 3]."""
+        return _matrix(self.data.qpos[3:7])
+
+    def _history(self, length: int) -> np.ndarray:
+        none = np.zeros(len(self.places))
+        return np.concatenate([*self.errors, *[none] * length][:length])
+
+    def act(self, action: np.ndarray, seconds: float) -> None:
+        """Sends an action to the servos and lets time pass."""
+        self.actions.appendleft(action)
+        low, high = self.model.actuator_ctrlrange[self.servos].T
+        limited = self.model.actuator_ctrllimited[self.servos] != 0
+        wanted = self.rest + self.scale * self.actions[self.delay]
+        self.target = np.where(limited, np.clip(wanted, low, high), wanted)
+        self.data.ctrl[self.servos] = self.target
+        for _ in range(round(seconds / self.model.opt.timestep)):
+            mujoco.mj_step(self.model, self.data)
+
+    def speeds(self) -> np.ndarray:
+        """Returns forward, left and turning left, of the trunk [3], in m/s and rad/s."""
+        return np.array([*(self._axes().T @ self.data.qvel[:3])[:2], self.data.qvel[5]])
+
+    def is_up(self) -> bool:
+        """Returns whether the trunk is upright."""
+        return bool(self._axes()[2, 2] > _FALLEN)
+
+
+def drive(policy: Path, scene: Path, tell: Callable[[str], None] = lambda text: None) -> Drive:
+    """Lets the policy of an ONNX file walk through SHARES in a scene, in real time.
+
+    Calls `tell` with what the robot is told. Raises SeedbedError if the file does not say how it drives a
+    robot, or the scene lacks what it needs.
+    """
+    session = onnxruntime.InferenceSession(policy.read_bytes(), providers=["CPUExecutionProvider"])
+    told = session.get_modelmeta().custom_metadata_map
+    if "observation_terms" not in told:
+        raise SeedbedError(f"{printable(policy)} does not say how it drives a robot")
+    if len(session.get_inputs()) > 1:
+        raise SeedbedError(
+            f"{printable(policy)} has a memory: only policies without one are driven"
+        )
+    robot, period = Robot(scene, told), 1.0 / float(told["rate_hz"])
+    largest = np.array([high for _, high in json.loads(told["command_ranges"])])
+    steps = round(SECONDS / period / len(SHARES))
+    errors, latencies, late, done = [], [], 0, 0
+    due = time.perf_counter()
+    for share in SHARES:
+        command = largest * share
+        tell(", ".join(f"{x:.2f}" for x in command))
+        for step in range(steps):
+            begin = time.perf_counter()
+            given = {session.get_inputs()[0].name: robot.see(command)[None]}
+            (action,) = session.run(["action"], given)
+            latencies.append(1e3 * (time.perf_counter() - begin))
+            robot.act(np.asarray(action)[0], period)
+            done += 1
+            if step * period >= _SETTLES:
+                errors.append(robot.speeds() - command)
+            if not robot.is_up():
+                break
+            due += period
+            late += time.perf_counter() > due
+            time.sleep(max(0.0, due - time.perf_counter()))
+        if not robot.is_up():
+            break
+    off = np.sqrt(np.square(np.array(errors or [[np.nan] * 3])).mean(axis=0))
+    middle, most = np.percentile(latencies, [50, 99])
+    return Drive(
+        seconds=done * period,
+        fell=not robot.is_up(),
+        velocity_error=float(np.hypot(off[0], off[1])),
+        turning_error=float(off[2]),
+        latency_ms=(float(middle), float(most)),
+        late=late,
+    )
+
+
+def _numbers(text: str) -> np.ndarray:
+    return np.array([float(part) for part in text.split(",")])
+
+
+def _matrix(quaternion: np.ndarray) -> np.ndarray:
+    found = np.empty(9)
+    mujoco.mju_quat2Mat(found, quaternion)
+    return found.reshape(3, 3)

@@ -1,0 +1,128 @@
+"""An exported policy tells how it drives a robot: a program that has only the file sees what training saw."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import onnx
+import pytest
+
+import quadruped
+from seedbed import cli, simd
+from seedbed.agents.ppo import Ppo
+from seedbed.config.configuration import TrainConfig
+from seedbed.envs.device.robots.deployment import deployment, metadata
+from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.robots.legged import Legged
+from seedbed.envs.device.robots.spot import SpotJoystick
+from seedbed.exporting import driving
+from seedbed.exporting.driving import Robot
+from seedbed.run.options import FusedConfig
+from seedbed.types import SeedbedError
+from untrained_run import write_run
+
+KINDS = {
+    "go1": lambda path: Go1Joystick(xml_file=path, noise_level=0.0, solver_iterations=0),
+    "late": lambda path: Go1Joystick(
+        xml_file=path, noise_level=0.0, solver_iterations=0, action_latency=1, base_velocity=False
+    ),
+    "spot": lambda path: SpotJoystick(xml_file=path, noise_level=0.0, solver_iterations=0),
+    "legged": lambda path: Legged(xml_file=path, noise_level=0.0, push_speed=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder, found = tmp_path_factory.mktemp("scenes"), {}
+    for kind in KINDS:
+        names = ("FR", "FL", "HR", "HL") if kind == "spot" else quadruped.GO1
+        found[kind] = folder / f"{kind}.xml"
+        found[kind].write_text(quadruped.xml(names=names))
+    return found
+
+
+@pytest.mark.quick("go1")
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_a_program_with_the_file_alone_sees_what_training_saw(kind, scenes):
+    """Ten steps of the same actions, in MuJoCo's C code and in ours."""
+    task = KINDS[kind](str(scenes[kind]))
+    robot = Robot(scenes[kind], metadata(deployment(task)))
+    robot.model.opt.iterations = 100
+    data, command = robot.data, np.float32([0.4, -0.2, 0.3])
+    reset, step = simd.vectorize(task.reset), simd.vectorize(task.step)
+    commanded = simd.vectorize(task.commanded)
+    state = commanded(reset(jax.random.key(0)[None]), command[None])
+    data.qpos[:], data.qvel[:] = state.inner.qpos[0], state.inner.qvel[0]
+    mujoco.mj_forward(robot.model, data)
+    rng = np.random.default_rng(0)
+    robot.see(command)
+    for _ in range(10):
+        action = rng.uniform(-1, 1, (1, 12)).astype(np.float32)
+        state = step(state, jnp.asarray(action))
+        robot.act(action[0], task.dt)
+        seen = np.asarray(state.timestep.observation["state"][0])
+        np.testing.assert_allclose(robot.see(command), seen, atol=5e-3)
+
+
+def test_metadata_have_the_keys_that_others_read(scenes):
+    told = metadata(deployment(KINDS["go1"](str(scenes["go1"]))))
+    assert told["joint_names"].split(",")[0] and len(told["joint_names"].split(",")) == 12
+    assert told["observation_names"] == (
+        "base_lin_vel,base_ang_vel,projected_gravity,joint_pos,joint_vel,actions,command"
+    )
+    assert told["joint_stiffness"].split(",") == ["35"] * 12
+    assert json.loads(told["kp"]) == [35.0] * 12 and json.loads(told["kd"]) == [0.5] * 12
+    assert told["action_scale"].split(",") == ["0.5"] * 12 and told["rate_hz"] == "50"
+    assert json.loads(told["command_ranges"]) == [[-1.5, 1.5], [-0.8, 0.8], [-1.2, 1.2]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, scenes):
+    """A run of the quadruped whose policy has learned nothing: it hardly moves, and stands."""
+    task = Go1Joystick(xml_file=str(scenes["go1"]))
+    agent = Ppo(hidden_sizes=(16,))
+    path = tmp_path_factory.mktemp("runs") / "go1"
+    return write_run(path, TrainConfig(task, agent, FusedConfig(), "go1/joystick/ppo"))
+
+
+def test_export_drives_a_robot_with_the_file_alone(run, scenes, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(driving, "SECONDS", 1.0)
+    folder = tmp_path / "out"
+    assert cli.main(["export", str(run), "-o", str(folder), "--robot"]) == 0
+    told = capsys.readouterr()
+    assert "1 s in MuJoCo's C code by policy.onnx alone" in told.out and "ms a step" in told.out
+    assert "0.90, 0.00, 0.00" in told.err
+    model = onnx.load(folder / "policy.onnx")
+    carried = {entry.key: entry.value for entry in model.metadata_props}
+    contract = json.loads((folder / "contract.json").read_text())
+    assert contract["robot"]["joint_names"] == carried["joint_names"].split(",")
+    terms = contract["robot"]["observation_terms"]
+    assert sum(term["size"] * term["history"] for term in terms) == 48
+    # The example drives it without Seedbed.
+    example = Path(__file__).parents[1] / "examples" / "drive_robot.py"
+    hidden = "import sys, runpy; sys.modules['seedbed'] = sys.modules['jax'] = None; "
+    hidden += "main = runpy.run_path(sys.argv[1])['main']; main(*sys.argv[2:4], seconds=0.5)"
+    words = [example, folder / "policy.onnx", scenes["go1"]]
+    done = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
+    assert done.returncode == 0 and "walked to" in done.stdout, done.stderr
+    # A robot that falls is an error, and its files stay.
+    monkeypatch.setattr(driving, "_FALLEN", 1.1)
+    other = tmp_path / "other"
+    assert cli.main(["export", str(run), "-o", str(other), "--robot", str(scenes["go1"])]) == 1
+    assert "the robot fell after" in capsys.readouterr().err
+    assert (other / "policy.onnx").exists()
+
+
+def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
+    told = metadata(deployment(KINDS["go1"](str(scenes["go1"]))))
+    bare = tmp_path / "bare.xml"
+    bare.write_text(Path(scenes["go1"]).read_text().replace('name="gyro"', 'name="turning"'))
+    with pytest.raises(SeedbedError, match=r"bare\.xml lacks gyro, which the policy needs"):
+        Robot(bare, told)
