@@ -20,6 +20,7 @@ from saved import ASSETS, roll
 from seedbed.types import SeedbedError
 from seedbed.viewer.html import QUATERNION_SCALE, WEB, write_html
 from seedbed.viewer.recording import Episode, Recording, compute_poses, find_view
+from small_disk import SmallDisk, on_small_disk
 
 MODELS = ("ant", "humanoid", "reacher", "pusher_v5", "inverted_double_pendulum", "half_cheetah")
 
@@ -208,6 +209,15 @@ def test_a_browser_draws_meshes(tmp_path):
         browser.close()
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
     assert (pixels[..., 0] - pixels[..., 1:].max(-1) > 60).mean() > 0.005
+
+
+@on_small_disk
+def test_a_full_disk_leaves_no_page(disk: SmallDisk) -> None:
+    disk.path.mkdir()
+    disk.fill()
+    with pytest.raises(SeedbedError, match=r"cannot write .*out\.html"):
+        write_html(roll("reacher", 2), disk.path / "out.html")
+    assert list(disk.path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,20 @@ def play(
     tell(f"{printable(output)} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser")
 
 
+def _is_model(what: str) -> bool:
+    return what.lower().endswith(MODELS)
+
+
 def _check(given: argparse.Namespace) -> None:
     """Refuses what can be refused before JAX is loaded."""
     if len(given.what) > MOST_PLAYERS:
         raise UsageError(f"a page has room for {MOST_PLAYERS} robots: name fewer")
     for what in given.what:
-        if not what.endswith(MODELS):
+        if not _is_model(what):
             RunFolder.read(run_path(what))
         elif not Path(what).is_file():
             raise SeedbedError(f"there is no file {printable(what)}")
-    if given.watch and (len(given.what) > 1 or given.what[0].endswith(MODELS) or given.output):
+    if given.watch and (len(given.what) > 1 or _is_model(given.what[0]) or given.output):
         raise UsageError("--watch serves the page of one run: name that alone, without -o")
     if given.port and not given.watch:
         raise UsageError("--port is the port of --watch: give both")
@@ -85,7 +89,7 @@ def _player(what: str, given: argparse.Namespace, warn: Callable[[str], None]) -
     from seedbed.play.page import Player
     from seedbed.play.plain import Plain
 
-    if what.endswith(MODELS):
+    if _is_model(what):
         path = Path(what).absolute()
         return Player(Plain(xml_file=str(path)), None, printable(path.stem))
     newest = given.newest or given.watch
@@ -113,9 +117,11 @@ def player_of(
     trained = restore(run, warn, newest=newest, trust=trust)
     if not isinstance(trained.env, MujocoTask):
         raise SeedbedError(
-            f"{printable(run)} has no robot to draw: a page plays tasks of MuJoCo models on our own "
-            f"physics, and {type(trained.env).__name__} is none; seedbed report shows its episodes"
+            f"{printable(run)} has no robot to draw: a page plays a MuJoCo task on our own physics, "
+            f"without wrappers, and {type(trained.env).__name__.lstrip('_')} is none; seedbed report shows "
+            "its episodes"
         )
     spec, stack = policy_spec(trained.forms.spec), frame_stack_of(trained.env)
     policy = Policy(trained.agent, trained.params, spec, stack)
-    return Player(trained.env, policy, printable(Path(run).name))
+    member = f" ({trained.member})" if trained.member else ""
+    return Player(trained.env, policy, printable(Path(run).name) + member)

@@ -13,16 +13,25 @@ from seedbed.viewer.surfaces import Surface
 
 MOST_FACES = 40_000
 """The most triangles of all meshes of a robot together, each counted as often as it is drawn."""
+SMALL = 400
 _CREASE = np.cos(np.deg2rad(40.0))
 """Faces that meet at a larger angle keep an edge."""
 
 
 def coarse(surfaces: list[Surface], used: list[int]) -> list[Surface]:
-    """Returns surfaces that have MOST_FACES at most together, each counted as often as it is `used`."""
-    drawn = sum(len(surface.face) * count for surface, count in zip(surfaces, used, strict=True))
-    if drawn <= MOST_FACES:
+    """Returns surfaces that have MOST_FACES together, each counted as often as it is `used`.
+
+    Those with SMALL triangles at most stay as they are, and no other gets fewer: there may be more then.
+    """
+    pairs = list(zip(surfaces, used, strict=True))
+    small = sum(len(s.face) * count for s, count in pairs if len(s.face) <= SMALL)
+    large = sum(len(s.face) * count for s, count in pairs if len(s.face) > SMALL)
+    if small + large <= MOST_FACES or not large:
         return surfaces
-    return [coarser(surface, MOST_FACES / drawn) for surface in surfaces]
+    share = max(0.0, MOST_FACES - small) / large
+    return [
+        coarser(s, max(share, SMALL / len(s.face))) if len(s.face) > SMALL else s for s in surfaces
+    ]
 
 
 def coarser(surface: Surface, share: float) -> Surface:

@@ -88,6 +88,8 @@ def describe(player: Player, tell: Callable[[str], None]) -> tuple[dict[str, Any
         "followed": scene["bodies"].index(view.body) if view.body in scene["bodies"] else -1,
         "centre": [round(float(x), 6) for x in view.centre],
         "dt": env.dt,
+        # A robot that is steered goes on.
+        "limit": 0 if env.commands else env.episode_steps,
         "mass": float(np.sum(np.asarray(env.physics_model().body_mass))),
         "commands": [each._asdict() for each in env.commands],
         "controls": [] if player.policy else _controls(env),
@@ -114,19 +116,20 @@ def packed(arrays: Sequence[np.ndarray]) -> str:
 
 
 def _controls(env: MujocoTask) -> list[dict[str, Any]]:
-    """Returns the sliders of the actuators: those without limits go from -1 to 1."""
+    """Returns the sliders of the actuators: those without limits go from -1 to 1, or as far as they begin."""
     action = env.spec.action
     assert isinstance(action, Box)
+    names = env.physics_model().names.actuator
     starts = np.asarray(env.begins.ctrl) if isinstance(env, Plain) else np.zeros(action.shape[0])
     return [
         {
             "name": name or f"actuator {i}",
-            "low": max(low, -1.0) if np.isinf(low) else low,
-            "high": min(high, 1.0) if np.isinf(high) else high,
-            "start": float(start),
+            "low": min(start, -1.0) if np.isinf(low) else low,
+            "high": max(start, 1.0) if np.isinf(high) else high,
+            "start": start,
         }
         for i, (name, low, high, start) in enumerate(
-            zip(env.physics_model().names.actuator, action.low, action.high, starts, strict=True)
+            zip(names, action.low, action.high, starts.tolist(), strict=True)
         )
     ]
 

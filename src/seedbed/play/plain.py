@@ -10,7 +10,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict
 from seedbed.physics.model import Keyframe
-from seedbed.types import Array
+from seedbed.types import Array, EnvState
 
 _STEP = 0.02  # s
 
@@ -19,6 +19,7 @@ _STEP = 0.02  # s
 class Plain(MujocoTask):
     """A model that begins in its first keyframe, or at qpos0, and takes its controls as actions."""
 
+    episode_steps: int = 0
     frame_skip: int = 0
     """Simulation steps in one environment step; 0 is as many as 0.02 s have."""
 
@@ -40,6 +41,14 @@ class Plain(MujocoTask):
         """Returns qpos [nq] and qvel [nv] where the file begins; does not use the key."""
         at = self.begins
         return jnp.asarray(at.qpos, jnp.float32), jnp.asarray(at.qvel, jnp.float32)
+
+    def reset(self, key: Array) -> EnvState:
+        """Opens an episode where the file begins; does not use the key."""
+        opened = super().reset(key)
+        if not self.physics_model().na:
+            return opened
+        act = jnp.asarray(self.begins.act, jnp.float32)
+        return opened._replace(inner=opened.inner._replace(act=act))
 
     def observe(self, now: physics.Data) -> Array:
         """Returns positions and velocities."""

@@ -40,7 +40,7 @@ class Look(NamedTuple):
     quaternion: Array  # [bodies, 4] w x y z
     target: Array  # [3] m, where the camera looks
     centre: Array  # [nbody, 3] m, of mass
-    force: Array  # [nbody, 3] N, of contacts
+    force: Array  # [nbody, 3] N, of contacts, and of equality constraints that hold bodies
     point: Array  # [nbody, 3] m, of a line along which the force acts
     sensors: Array  # [nsensordata]
     actuators: Array  # [nu] N and N m
@@ -67,13 +67,13 @@ def played(env: MujocoTask, policy: Policy | None, bodies: Sequence[int], follow
     model = env.physics_model()
     pull = jax.ShapeDtypeStruct((model.nbody, 6), jnp.float32)
 
-    def look(state: EnvState, action: Array) -> Look:
-        return _look(env, state, action, bodies, followed)
+    def look(state: EnvState, action: Array, pull: Array) -> Look:
+        return _look(env, (state, action, pull), bodies, followed)
 
     parts = {
         "reset": _part("reset", env.reset, [key]),
         "step": _part("step", env.pulled, [state, action, pull]),
-        "look": _part("look", look, [state, action]),
+        "look": _part("look", look, [state, action, pull]),
     }
     if env.commands:
         command = jax.ShapeDtypeStruct((len(env.commands),), jnp.float32)
@@ -82,7 +82,7 @@ def played(env: MujocoTask, policy: Policy | None, bodies: Sequence[int], follow
     if policy is not None:
         memory = initial_memory(policy, 1)
         parts["act"] = _act(policy, memory, state)
-    seen = jax.eval_shape(look, state, action)
+    seen = jax.eval_shape(look, state, action, pull)
     return Played(parts, _layout(env, state, seen), words(memory))
 
 
@@ -134,11 +134,14 @@ def _act(policy: Policy, memory: Tree, state: EnvState) -> Part:
 
 
 def _look(
-    env: MujocoTask, state: EnvState, action: Array, bodies: Sequence[int], followed: int
+    env: MujocoTask, given: tuple[EnvState, Array, Array], bodies: Sequence[int], followed: int
 ) -> Look:
-    model, now = env.physics_model(), env.look(state, action)
+    model, (now, applied) = env.physics_model(), env.look(*given)
     roots = np.asarray(model.body_rootid)
-    torque, force = now.cfrc_ext[:, :3], now.cfrc_ext[:, 3:]
+    # Of the bodies' forces from outside, without what a player or the task applies.
+    force = now.cfrc_ext[:, 3:] - applied[:, :3]
+    arm = now.xipos - now.subtree_com[roots]
+    torque = now.cfrc_ext[:, :3] - applied[:, 3:] - jnp.cross(arm, applied[:, :3])
     size = jnp.square(force).sum(axis=1, keepdims=True)
     offset = jnp.cross(force, torque) / jnp.maximum(size, 1e-12)
     still = jnp.zeros(3, jnp.float32)
@@ -152,7 +155,7 @@ def _look(
         point=now.subtree_com[roots] + offset,
         sensors=now.sensordata,
         actuators=now.actuator_force,
-        command=env.command_of(state),
+        command=env.command_of(given[0]),
     )
 
 
@@ -163,14 +166,16 @@ def _layout(env: MujocoTask, state: EnvState, look: Look) -> dict[str, Any]:
     channels = [{"name": "reward", "block": "state", "at": int(at.timestep.reward)}]
     for name, place in sorted(at.metrics.items()):
         channels.append({"name": name, "block": "state", "at": int(place)})
-    for sensor in model.sensors:
+    taken = {channel["name"] for channel in channels}
+    for number, sensor in enumerate(model.sensors):
+        own = sensor.name if sensor.name and sensor.name not in taken else f"sensor {number}"
         for k in range(sensor.dim if sensor.simulated else 0):
-            name = f"{sensor.name}{f'[{k}]' if sensor.dim > 1 else ''}"
+            name = f"{own}{f'[{k}]' if sensor.dim > 1 else ''}"
             place = int(seen.sensors[sensor.adr + k])
             channels.append({"name": name, "block": "look", "at": place})
     for i, name in enumerate(model.names.actuator):
         place = int(seen.actuators[i])
-        channels.append({"name": f"{name or i} force", "block": "look", "at": place})
+        channels.append({"name": f"force of {name or i}", "block": "look", "at": place})
     first = {name: int(places.flat[0]) for name, places in seen._asdict().items() if places.size}
     return {
         "terminated": int(at.timestep.terminated),

@@ -69,10 +69,11 @@ def watch(
                 trained = restore(run, warn, newest=True, trust=trust)
             except SeedbedError as error:  # perhaps it was thinned out meanwhile
                 warn(str(error))
+                step = newest  # told once
                 continue
             step = newest
-            answers["policy"] = _policy(step, with_params(part, trained.params))
-            warn(f"the policy after {step:,} steps")
+            answers["policy"] = _policy(trained.step, with_params(part, trained.params))
+            warn(f"the policy after {trained.step:,} steps")
 
 
 def _newest(run: Path) -> int:
@@ -112,11 +113,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Sends what is asked for, if token and host are right."""
         server = self.server
         assert isinstance(server, _Server)
-        _, token, *rest = [*self.path.split("/", 2), ""]
-        answer = server.answers.get(rest[0])
+        token, slash, name = self.path.removeprefix("/").partition("/")
+        answer = server.answers.get(name)
         known = hmac.compare_digest(token.encode(), server.token.encode())
         if not known or self.headers.get("Host") not in server.names or answer is None:
             self.send_error(404)
+            return
+        if not slash:  # relative addresses would point elsewhere
+            self.send_response(301)
+            self.send_header("Location", f"/{token}/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         self.send_response(200)
         self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")

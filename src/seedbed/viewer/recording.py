@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib
 import os
@@ -27,6 +28,7 @@ _TRACKING = (
     mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
     mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
 )
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _FRAMED = 32
 """The number of frames of an episode from which a camera that stays in place is set up."""
 
@@ -250,5 +252,9 @@ def written_whole(path: str | Path, suffix: str) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise SeedbedError(f"cannot write {path}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -126,7 +126,10 @@ class MujocoTask(abc.ABC):
         return jnp.zeros(len(self.commands), jnp.float32)
 
     def commanded(self, state: EnvState, command: Array) -> EnvState:
-        """Returns the state in which a player has told the task `command` [n], and nobody else will."""
+        """Returns the state in which a player has told the task `command` [n], for the next step.
+
+        After that step, if the player tells nothing more, the task tells itself what to do.
+        """
         return state
 
     def physics_model(self) -> physics.Model:
@@ -205,9 +208,7 @@ class MujocoTask(abc.ABC):
     def pulled(self, state: EnvState, action: Array, pull: Array | None) -> EnvState:
         """Steps as `step` does, while a player pulls at the bodies with `pull` [nbody, 6], in N and N m."""
         model, before = self.physics_model(), state.inner
-        acting = self.mocap(before.kept) | self.applied(before, action)
-        if pull is not None:
-            acting["xfrc_applied"] = pull + acting.get("xfrc_applied", 0.0)
+        acting = self._acting(before, action, pull)
         ctrl = self.control(before.kept, action)
 
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
@@ -230,11 +231,23 @@ class MujocoTask(abc.ABC):
             unless_diverged(verdict.metrics | {"solver_error": error}),
         )
 
-    def look(self, state: EnvState, action: Array) -> physics.Data:
-        """Returns what mjData holds in a state, as mj_forward computes it, with the control of `action`."""
-        kept = state.inner.kept
-        given = {"ctrl": self.control(kept, action)} | self.mocap(kept)
-        return physics.forward(self.physics_model(), self._simulated(state.inner), **given)
+    def look(self, state: EnvState, action: Array, pull: Array) -> tuple[physics.Data, Array]:
+        """Returns what mjData holds in a state, as mj_forward computes it, and what acts on the bodies.
+
+        `action` and `pull` are those of `pulled`. What acts is `xfrc_applied` [nbody, 6], in N and N m.
+        """
+        before = state.inner
+        acting = self._acting(before, action, pull)
+        given = {"ctrl": self.control(before.kept, action)} | acting
+        now = physics.forward(self.physics_model(), self._simulated(before), **given)
+        return now, acting["xfrc_applied"]
+
+    def _acting(self, before: TaskState, action: Array, pull: Array | None) -> dict[str, Array]:
+        """Returns what acts besides the control in a step, as arguments of `physics.step`."""
+        acting = self.mocap(before.kept) | self.applied(before, action)
+        if pull is not None:
+            acting["xfrc_applied"] = pull + acting.get("xfrc_applied", 0.0)
+        return acting
 
     def _simulated(self, carried: TaskState) -> physics.State:
         """Returns the state of the simulation, of what was carried."""

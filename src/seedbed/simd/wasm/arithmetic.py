@@ -1,9 +1,9 @@
 """Arithmetic of a CPU's kernel in LLVM IR, for WebAssembly, which lacks two parts of it.
 
 A CPU's kernel multiplies and adds with one rounding, and takes denormal numbers as zero. WebAssembly has no
-such instruction and no such mode. Here no result is denormal, and of operands that are not, all results have
-the same bits; only one that is smaller than the smallest normal number by less than half of its last place
-may be that number here and zero there.
+such instruction and no such mode. Here no sum, product or quotient is denormal, and of operands that are not,
+all results have the same bits; only one that is smaller than the smallest normal number by less than half of
+its last place may be that number here and zero there.
 """
 
 FUNCTIONS = {name: name for name in ("add", "sub", "mul", "div")} | {

@@ -222,10 +222,10 @@ class JoystickTask(SensedRobot, abc.ABC):
         return state.inner.kept.command
 
     def commanded(self, state: EnvState, command: Array) -> EnvState:
-        """Returns the state in which the joystick stays at `command` [3], as the policy then sees it."""
+        """Returns the state in which the joystick is at `command` [3] for a step, as the policy sees it."""
         ride = state.inner.kept
         seen = ride.seen._replace(command=command)
-        ride = ride._replace(command=command, until=jnp.int32(1 << 30), seen=seen)
+        ride = ride._replace(command=command, until=jnp.int32(1), seen=seen)
         policy = {"state": jnp.concatenate(self.state(ride.seen, ride.memory))}
         return state._replace(
             inner=state.inner._replace(kept=ride),

@@ -73,7 +73,7 @@ export class Joystick {
   }
 
   gamepad() {
-    const pad = navigator.getGamepads?.().find((each) => each?.connected && each.axes.length >= 2);
+    const pad = navigator.getGamepads?.().find((each) => each?.connected && each.mapping === "standard");
     if (!pad) return {};
     const beyond = (value = 0) => (Math.abs(value) < DEAD ? 0 : (value - Math.sign(value) * DEAD) / (1 - DEAD));
     const [x, y, turn] = [0, 1, 2].map((axis) => beyond(pad.axes[axis]));

@@ -13,7 +13,7 @@ export class Machine {
     return machine;
   }
 
-  constructor({ parts, layout, memory, dt }, exports) {
+  constructor({ parts, layout, memory, dt, nbody }, exports) {
     this.exports = exports;
     this.layout = layout;
     this.dt = dt;
@@ -45,7 +45,7 @@ export class Machine {
     }
     this.state = new Uint32Array(this.size);
     this.numbers = new Float32Array(this.state.buffer);
-    this.action = new Uint32Array(parts.look.reads - this.size);
+    this.action = new Uint32Array(parts.step.reads - this.size - 6 * nbody);
     this.memory = this.first.slice();
     this.seen = new Float32Array(exports.memory.buffer, this.at.look.writes, parts.look.writes);
   }
@@ -96,9 +96,9 @@ export class Machine {
     this.cost += (spent - this.cost) * (this.cost ? 0.02 : 1);
   }
 
-  // Returns the numbers of `programs.Look` for the present state.
-  look() {
-    this.run("look", this.state, this.action);
+  // Returns the numbers of `programs.Look` for the present state, while `pull` acts on the bodies.
+  look(pull) {
+    this.run("look", this.state, this.action, bits(pull));
     return this.seen;
   }
 

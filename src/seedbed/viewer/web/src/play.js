@@ -12,13 +12,14 @@ const SHOWS = 10; // s in a chart
 const BUSY = 25; // ms of a frame that may go to physics
 const FEWEST = 24; // pictures a second
 const ASKS = 2000; // ms between two questions for a newer policy
+const GAP = 1000; // ms without a picture that say nothing of the machine
 const REDRAWN = 100; // ms between two pictures of numbers and charts
 
 const element = (id) => document.getElementById(id);
 const colours = getComputedStyle(document.documentElement);
 const colour = (name) => colours.getPropertyValue(name).trim();
 const joystick = new Joystick();
-const state = { playing: true, speed: 1, arrows: true, auto: true, stale: true, drawn: 0, eased: 0, frames: [] };
+const state = { playing: true, speed: 1, arrows: true, auto: true, stale: true, drawn: 0, eased: 0, seen: 0, frames: [] };
 let robots = [];
 let charts = [];
 
@@ -36,7 +37,6 @@ function play(playing) {
 
 function step() {
   play(false);
-  for (const robot of robots) robot.left = 0;
   advance(lead().dt);
 }
 
@@ -97,13 +97,15 @@ const KEYS = {
 };
 
 function onKey(event, down) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  if (element("keys").open && !(key === "?" && down)) return;
+  // Whatever has the focus by now, a key that was held is released.
+  if (!down) return void joystick.key(key, false);
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (element("keys").open && key !== "?") return;
   // A list or slider that has the focus keeps the arrows; a button keeps the space bar.
   if (event.target.matches("select, input") || (key === " " && event.target.matches("button"))) return;
-  if (steered() && joystick.key(key, down)) event.preventDefault();
-  else if (down && KEYS[key]) {
+  if (steered() && joystick.key(key, true)) event.preventDefault();
+  else if (KEYS[key]) {
     event.preventDefault();
     KEYS[key]();
   }
@@ -113,6 +115,8 @@ function listen() {
   document.addEventListener("keydown", (event) => onKey(event, true));
   document.addEventListener("keyup", (event) => onKey(event, false));
   window.addEventListener("blur", () => joystick.release());
+  // After a click the space bar pauses, and does not press the button again.
+  document.addEventListener("click", (event) => event.detail && event.target.closest?.("button")?.blur());
   element("play").addEventListener("click", () => play(!state.playing));
   element("forward").addEventListener("click", step);
   element("again").addEventListener("click", restart);
@@ -164,7 +168,9 @@ function resize() {
 
 // Moves all robots on by seconds of their own time.
 function advance(seconds) {
-  const before = performance.now();
+  // What cannot be computed in time is left out, and of all robots alike: they are slower then.
+  const cost = robots.reduce((sum, { machine, dt }) => sum + machine.cost / dt, 0);
+  seconds = Math.min(seconds, Math.max(BUSY / Math.max(cost, 1e-9), lead().dt));
   const axes = joystick.read(seconds);
   if (joystick.used && state.auto && steered()) toggle("auto", "auto");
   joystick.used = false;
@@ -173,8 +179,6 @@ function advance(seconds) {
     while (robot.left >= 0.999 * robot.dt) {
       robot.left -= robot.dt;
       robot.step(state.auto ? null : axes);
-      // What cannot be computed in time is left out: the robots are slower then.
-      if (performance.now() - before > BUSY) robot.left = Math.min(robot.left, robot.dt);
     }
   }
   state.stale = true;
@@ -187,7 +191,7 @@ function showNumbers(now) {
   element("rate").innerHTML = `${state.frames.length} <small>a second</small>`;
   element("spare").innerHTML = machine.cost ? `${Math.round((1000 * dt) / machine.cost)}&times; <small>real time</small>` : "&ndash;";
   element("told").textContent = commands().map(({ name, unit }, index) => {
-    const value = lead().now[machine.layout.look.command + index];
+    const value = lead().command[index];
     return `${name} ${value < -0.005 ? "\u2212" : ""}${Math.abs(value).toFixed(2)} ${unit}`;
   }).join("   ");
   for (const chart of charts) chart.draw(robots.map((robot) => robot.history), SHOWS, colour);
@@ -205,6 +209,8 @@ function tick(now) {
   }
   state.stale = false;
   document.documentElement.dataset.steps = lead().steps; // for tests
+  if (now - state.seen > GAP) Object.assign(state, { frames: [], eased: now }); // the page was hidden
+  state.seen = now;
   // A slow machine draws more coarsely: better than jerks.
   if (state.frames.length < FEWEST && now - state.eased > 1500) {
     for (const { stage } of robots) stage?.ease();
@@ -269,13 +275,14 @@ async function follows(step) {
     const policy = await (await fetch("policy")).json();
     if (policy.step !== step) {
       await machine.fill("act", { shared: described.shared, data: policy.data });
-      element("policy").hidden = false;
-      element("policy").textContent = `policy after ${policy.step.toLocaleString("en-GB")} steps`;
     }
-    setTimeout(follows, ASKS, policy.step);
+    step = policy.step;
+    element("policy").textContent = `policy after ${step.toLocaleString("en-GB")} steps`;
   } catch {
-    element("policy").textContent += " (the server has ended)";
+    element("policy").textContent = "no answer: the server has ended, or is busy";
   }
+  element("policy").hidden = false;
+  setTimeout(follows, ASKS, step);
 }
 
 export async function start({ players, watched }) {
@@ -300,7 +307,7 @@ export async function start({ players, watched }) {
   if (watched) follows(null);
   play(!window.matchMedia("(prefers-reduced-motion: reduce)").matches);
   requestAnimationFrame((now) => {
-    last = state.eased = now;
+    last = state.eased = state.seen = now;
     tick(now);
     document.documentElement.dataset.state = "ready";
   });

@@ -32,7 +32,7 @@ export class Robot {
     this.push = null; // { force, seconds left }
     this.episode = 0;
     this.left = 0; // s of its time that are not yet played
-    this.before = machine.look().slice();
+    this.before = machine.look(this.pull).slice();
     this.now = this.before.slice();
     this.part = 1; // how far the picture is from `before` to `now`
     this.frame = { pose: this.pose.bind(this), target: this.target.bind(this) };
@@ -63,7 +63,9 @@ export class Robot {
     this.lies = this.left = 0;
     this.grab = this.push = null;
     this.history.clear();
-    this.now.set(this.machine.look());
+    this.pull.fill(0);
+    this.commanded = null;
+    this.now.set(this.machine.look(this.pull));
     this.before.set(this.now);
     this.velocity = new Vector3();
   }
@@ -81,15 +83,22 @@ export class Robot {
       return part < 0 ? -part * low : part * high;
     });
     this.gatherPull();
+    this.commanded = command || null;
     this.machine.step(command, this.controls, this.pull);
     this.steps++;
     this.total += this.machine.reward;
     this.before.set(this.now);
-    this.now.set(this.machine.look());
+    this.now.set(this.machine.look(this.pull));
     this.history.push(this.machine);
     const way = this.vector("target", 0, this.now).sub(this.vector("target", 0, this.before));
     this.velocity.lerp(way.divideScalar(this.dt), Math.min(1, this.dt / 0.2));
-    if (this.machine.terminated) this.lies = this.dt;
+    if (this.machine.terminated || this.steps === this.described.limit) this.lies = this.dt;
+  }
+
+  // What the task has been told: by a person, or by itself.
+  get command() {
+    const { command } = this.machine.layout.look;
+    return this.commanded ?? Array.from(this.now.subarray(command, command + this.described.commands.length));
   }
 
   gatherPull() {
@@ -182,8 +191,8 @@ export class Robot {
     const above = this.target(new Vector3());
     above.z += 0.9 * scene.radius;
     const walks = shown && commands.some(({ name }) => name === "forward") && followed >= 0;
-    const look = this.machine.layout.look.command;
-    this.told.point(above, walks ? this.ahead(this.now[look], this.now[look + 1]) : none);
+    const told = (wanted) => this.command[commands.findIndex(({ name }) => name === wanted)] ?? 0;
+    this.told.point(above, walks ? this.ahead(told("forward"), told("left")) : none);
     above.z += 0.08 * scene.radius;
     this.speed.point(above, walks ? this.velocity.clone().setZ(0).multiplyScalar(ARROW * scene.radius) : none);
     const weight = mass * 9.81;
