@@ -65,8 +65,11 @@ def main(policy, scene, command=(0.5, 0.0, 0.0), seconds=10.0):
         robot.send(rest + scale * actions[int(told["action_delay"])], period)
         due += period
         time.sleep(max(0.0, due - time.perf_counter()))
-    print(f"walked to {robot.data.qpos[:2].round(2)} m, {robot.data.qpos[2]:.2f} m high")
+    told = f"told to walk {command[0] * seconds:.1f} m forward"
+    print(f"{told}: is at {robot.data.qpos[:2].round(2)} m, {robot.data.qpos[2]:.2f} m high")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python drive_robot.py policy.onnx scene.xml")
+    main(*sys.argv[1:])

@@ -58,14 +58,14 @@ def test_a_program_with_the_file_alone_sees_what_training_saw(kind, scenes):
     data, command = robot.data, np.float32([0.4, -0.2, 0.3])
     reset, step = simd.vectorize(task.reset), simd.vectorize(task.step)
     commanded = simd.vectorize(task.commanded)
-    state = commanded(reset(jax.random.key(0)[None]), command[None])
+    state = reset(jax.random.key(0)[None])
     data.qpos[:], data.qvel[:] = state.inner.qpos[0], state.inner.qvel[0]
     mujoco.mj_forward(robot.model, data)
     rng = np.random.default_rng(0)
     robot.see(command)
     for _ in range(10):
         action = rng.uniform(-1, 1, (1, 12)).astype(np.float32)
-        state = step(state, jnp.asarray(action))
+        state = step(commanded(state, command[None]), jnp.asarray(action))
         robot.act(action[0], task.dt)
         seen = np.asarray(state.timestep.observation["state"][0])
         np.testing.assert_allclose(robot.see(command), seen, atol=5e-3)
@@ -98,7 +98,7 @@ def test_export_drives_a_robot_with_the_file_alone(run, scenes, tmp_path, monkey
     assert cli.main(["export", str(run), "-o", str(folder), "--robot"]) == 0
     told = capsys.readouterr()
     assert "1 s in MuJoCo's C code by policy.onnx alone" in told.out and "ms a step" in told.out
-    assert "0.90, 0.00, 0.00" in told.err
+    assert "told: forward 0.90, left 0.00, turn left 0.00" in told.err
     model = onnx.load(folder / "policy.onnx")
     carried = {entry.key: entry.value for entry in model.metadata_props}
     contract = json.loads((folder / "contract.json").read_text())
@@ -111,7 +111,7 @@ def test_export_drives_a_robot_with_the_file_alone(run, scenes, tmp_path, monkey
     hidden += "main = runpy.run_path(sys.argv[1])['main']; main(*sys.argv[2:4], seconds=0.5)"
     words = [example, folder / "policy.onnx", scenes["go1"]]
     done = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
-    assert done.returncode == 0 and "walked to" in done.stdout, done.stderr
+    assert done.returncode == 0 and "told to walk" in done.stdout, done.stderr
     # A robot that falls is an error, and its files stay.
     monkeypatch.setattr(driving, "_FALLEN", 1.1)
     other = tmp_path / "other"
@@ -124,5 +124,8 @@ def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
     told = metadata(deployment(KINDS["go1"](str(scenes["go1"]))))
     bare = tmp_path / "bare.xml"
     bare.write_text(Path(scenes["go1"]).read_text().replace('name="gyro"', 'name="turning"'))
+    bare_of = tmp_path / "none.xml"
+    with pytest.raises(SeedbedError, match=r"none\.xml is no scene that MuJoCo loads"):
+        Robot(bare_of, told)
     with pytest.raises(SeedbedError, match=r"bare\.xml lacks gyro, which the policy needs"):
         Robot(bare, told)

@@ -273,10 +273,12 @@ def _export(arguments: list[str]) -> int:
     extra.require(*extra.EXTRA)
     from seedbed.exporting import command
 
+    robot = given.robot
+    scene = None if robot is None else command.scene_of(given.run, robot, given.trust_run)
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
-    if given.robot is not None:
-        _print(command.drive(given.run, given.output, given.robot, given.trust_run, _warn))
+    if scene is not None:
+        _print(command.drive(given.output, scene, _warn))
     return ExitStatus.FINISHED
 
 

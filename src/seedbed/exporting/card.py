@@ -57,6 +57,13 @@ def readme(contract: dict[str, Any]) -> str:
         ("command", _code(command) if command else "trained from Python"),
         ("exported by", f"Seedbed {contract['seedbed']}"),
     ]
+    if robot := contract["robot"]:
+        drives = (
+            f"{len(robot['joint_names'])} joints, {robot['rate_hz']:g} steps a second; how is in"
+        )
+        rows.append(
+            ("robot", f"{drives} `robot` of `contract.json` and the metadata of `policy.onnx`")
+        )
     files = [
         ("policy.onnx", f"the policy for ONNX runtimes, opset {contract['graph']['opset']}"),
         ("contract.json", "what to feed it, what it gives, and how memory goes on"),

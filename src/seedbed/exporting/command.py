@@ -230,20 +230,28 @@ def _unusable(folder: Path, error: OSError) -> SeedbedError:
     )
 
 
-def drive(run: Path, folder: Path, scene: str, trust: bool, tell: Callable[[str], None]) -> str:
-    """Drives a robot with what was exported, in a `scene`, "" for the run's own; returns what came of it.
+def scene_of(run: Path, scene: str, trust: bool) -> Path:
+    """Returns the scene in which a run's policy is to drive a robot: `scene`, or the run's own for "".
 
-    Calls `tell` with what the robot is told. Raises SeedbedError if it falls.
+    Raises SeedbedError if the run drives no robot, or the scene lacks what its policy needs.
     """
-    path = Path(scene)
-    if not scene:
-        env = saved_config(RunFolder.read(run), trust).env
-        if not isinstance(env, JoystickTask):
-            raise SeedbedError(
-                f"{printable(run)} drives no robot: --robot is for tasks with a joystick"
-            )
-        path = env.model_path
-    came = driving.drive(folder / GRAPH, path, tell)
+    env: Any = saved_config(RunFolder.read(run), trust).env
+    if not isinstance(env, JoystickTask) or not env.sights:
+        raise SeedbedError(
+            f"{printable(run)} drives no robot: --robot is for tasks with a joystick"
+        )
+    path = Path(scene) if scene else env.model_path
+    driving.Robot(path, metadata(deployment(env)))
+    return path
+
+
+def drive(folder: Path, scene: Path, tell: Callable[[str], None]) -> str:
+    """Drives a robot with what was exported, in a scene; returns what came of it.
+
+    Calls `tell` with what is done. Raises SeedbedError if the robot falls.
+    """
+    tell(f"driving in {printable(scene)} in real time, for {driving.SECONDS:.0f} s")
+    came = driving.drive(folder / GRAPH, scene, tell)
     median, most = came.latency_ms
     text = (
         f"{came.seconds:.0f} s in MuJoCo's C code by {GRAPH} alone: off by {came.velocity_error:.2f} m/s "
@@ -251,7 +259,7 @@ def drive(run: Path, folder: Path, scene: str, trust: bool, tell: Callable[[str]
         f"{came.late} steps late"
     )
     if came.fell:
-        raise SeedbedError(f"the robot fell after {text}")
+        raise SeedbedError(f"the policy was exported, but the robot fell after {text}")
     return text
 
 

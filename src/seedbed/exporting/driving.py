@@ -44,8 +44,13 @@ class Robot:
     """A robot in MuJoCo's C code, whose servos and senses are as an exported policy says."""
 
     def __init__(self, path: Path, told: dict[str, str]) -> None:
-        """Loads the scene and sets the servos; raises SeedbedError if it lacks a joint or a sensor."""
-        self.model = mujoco.MjModel.from_xml_path(str(path))
+        """Loads the scene and sets the servos; raises SeedbedError if it cannot, or a part is missing."""
+        try:
+            self.model = mujoco.MjModel.from_xml_path(str(path))
+        except ValueError as error:
+            raise SeedbedError(
+                f"{printable(path)} is no scene that MuJoCo loads: {error}"
+            ) from error
         self.data = mujoco.MjData(self.model)
         self.terms: list[dict[str, Any]] = json.loads(told["observation_terms"])
         self.rest, self.scale = (
@@ -157,12 +162,14 @@ def drive(policy: Path, scene: Path, tell: Callable[[str], None] = lambda text: 
         )
     robot, period = Robot(scene, told), 1.0 / float(told["rate_hz"])
     largest = np.array([high for _, high in json.loads(told["command_ranges"])])
+    names = told["command_names"].split(",")
     steps = round(SECONDS / period / len(SHARES))
     errors, latencies, late, done = [], [], 0, 0
     due = time.perf_counter()
     for share in SHARES:
         command = largest * share
-        tell(", ".join(f"{x:.2f}" for x in command))
+        parts = [f"{name} {x:.2f}" for name, x in zip(names, command, strict=True)]
+        tell("told: " + ", ".join(parts))
         for step in range(steps):
             begin = time.perf_counter()
             given = {session.get_inputs()[0].name: robot.see(command)[None]}

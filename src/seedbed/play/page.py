@@ -17,7 +17,7 @@ from seedbed import simd
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.play.meshes import coarse
 from seedbed.play.plain import Plain
-from seedbed.play.programs import Played, played
+from seedbed.play.programs import Played, actuator_names, played
 from seedbed.run.deployed import Policy
 from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.wasm.module import compile_module
@@ -119,17 +119,17 @@ def _controls(env: MujocoTask) -> list[dict[str, Any]]:
     """Returns the sliders of the actuators: those without limits go from -1 to 1, or as far as they begin."""
     action = env.spec.action
     assert isinstance(action, Box)
-    names = env.physics_model().names.actuator
+    names = actuator_names(env)
     starts = np.asarray(env.begins.ctrl) if isinstance(env, Plain) else np.zeros(action.shape[0])
     return [
         {
-            "name": name or f"actuator {i}",
+            "name": name,
             "low": min(start, -1.0) if np.isinf(low) else low,
             "high": max(start, 1.0) if np.isinf(high) else high,
             "start": start,
         }
-        for i, (name, low, high, start) in enumerate(
-            zip(names, action.low, action.high, starts.tolist(), strict=True)
+        for name, low, high, start in zip(
+            names, action.low, action.high, starts.tolist(), strict=True
         )
     ]
 

@@ -6,6 +6,7 @@ a block. The state of the environment is one block of them, which the page carri
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from seedbed.simd.schedule.plan import Liveness
 from seedbed.simd.vectorize import trace_example
 from seedbed.spaces import PRIVILEGED, action_array, without
 from seedbed.types import Array, EnvState, Tree
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+_OF_JOINT = mujoco.mjtTrn.mjTRN_JOINT.value
 
 
 class Part(NamedTuple):
@@ -173,9 +177,9 @@ def _layout(env: MujocoTask, state: EnvState, look: Look) -> dict[str, Any]:
             name = f"{own}{f'[{k}]' if sensor.dim > 1 else ''}"
             place = int(seen.sensors[sensor.adr + k])
             channels.append({"name": name, "block": "look", "at": place})
-    for i, name in enumerate(model.names.actuator):
+    for i, name in enumerate(actuator_names(env)):
         place = int(seen.actuators[i])
-        channels.append({"name": f"force of {name or i}", "block": "look", "at": place})
+        channels.append({"name": f"force of {name}", "block": "look", "at": place})
     first = {name: int(places.flat[0]) for name, places in seen._asdict().items() if places.size}
     return {
         "terminated": int(at.timestep.terminated),
@@ -183,6 +187,17 @@ def _layout(env: MujocoTask, state: EnvState, look: Look) -> dict[str, Any]:
         "look": first,
         "channels": channels,
     }
+
+
+def actuator_names(env: MujocoTask) -> list[str]:
+    """Returns the names of the actuators; of one without a name, that of its joint, or its number."""
+    compiled = mujoco.MjModel.from_xml_path(str(env.model_path))
+    named = []
+    for i in range(compiled.nu):
+        joint = compiled.actuator_trntype[i] == _OF_JOINT
+        of = compiled.joint(int(compiled.actuator_trnid[i, 0])).name if joint else ""
+        named.append(compiled.actuator(i).name or of or f"actuator {i}")
+    return named
 
 
 def _places(tree: Tree) -> Any:

@@ -209,12 +209,20 @@ def compute_poses(model: MjModel, episode: Episode, view: View) -> Poses:
 
 
 def _followed_body(model: MjModel) -> int:
-    """Returns the body that the model's own camera tracks, else the first with a free joint, else -1."""
+    """Returns the body that the model's own camera tracks, else the first with a free joint, else -1.
+
+    If there are actuators and none moves what hangs on the free joint, that is an object, and not followed.
+    """
     for mode, body in zip(model.cam_mode, model.cam_bodyid, strict=True):
         if mode in _TRACKING and body > 0:
             return int(body)
-    free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value)
-    return int(model.jnt_bodyid[free[0]]) if len(free) else -1
+    joints = model.actuator_trnid[model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT.value, 0]
+    moved = model.body_rootid[model.jnt_bodyid[joints]]
+    for joint in np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value):
+        body = int(model.jnt_bodyid[joint])
+        if not len(moved) or model.body_rootid[body] in moved:
+            return body
+    return -1
 
 
 def _smooth(path: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:

@@ -79,7 +79,7 @@ export function fit(canvas) {
 }
 
 // Draws the ticks of both ranges; returns what turns a number of each into a place.
-export function drawAxes(context, canvas, [low, high], [from, to], colour) {
+export function drawAxes(context, canvas, [low, high], [from, to], colour, unit = "") {
   const { clientWidth: width, clientHeight: height } = canvas;
   const x = (at) => PAD.left + ((at - from) / (to - from)) * (width - PAD.left - PAD.right);
   const y = (value) => height - PAD.bottom - ((value - low) / (high - low)) * (height - PAD.top - PAD.bottom);
@@ -98,7 +98,7 @@ export function drawAxes(context, canvas, [low, high], [from, to], colour) {
   for (const tick of ticks(from, to, width > 300 ? 5 : 3)) {
     const [left, right] = [tick === from, x(tick) > width - 24];
     context.textAlign = left ? "left" : right ? "right" : "center";
-    context.fillText(short(tick), right ? width - PAD.right : x(tick), height - 4);
+    context.fillText(short(tick) + (left ? unit : ""), right ? width - PAD.right : x(tick), height - 4);
   }
   return { x, y };
 }

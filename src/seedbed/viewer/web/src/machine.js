@@ -20,6 +20,7 @@ export class Machine {
     this.first = Uint32Array.from(memory);
     this.size = parts.reset.writes; // words of a state
     this.cost = 0; // ms of a step, smoothed
+    this.count = 0; // steps so far
     let place = exports.heap.value;
     const take = (bytes) => {
       const begin = (place + 15) & ~15;
@@ -93,7 +94,8 @@ export class Machine {
     }
     this.state.set(this.run("step", this.state, this.action, bits(pull)));
     const spent = performance.now() - before;
-    this.cost += (spent - this.cost) * (this.cost ? 0.02 : 1);
+    // The first steps are slow: the browser still compiles.
+    if (++this.count > 20) this.cost += (spent - this.cost) * (this.cost ? 0.02 : 1);
   }
 
   // Returns the numbers of `programs.Look` for the present state, while `pull` acts on the bodies.

@@ -2,7 +2,7 @@
 import { format } from "./chart.js";
 import { Joystick } from "./inputs.js";
 import { Robot } from "./robot.js";
-import { Rolling } from "./rolling.js";
+import { inColours, Rolling } from "./rolling.js";
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
 const PLAY = "M6 3.5v13l10-6.5z";
@@ -186,8 +186,9 @@ function advance(seconds) {
 
 function showNumbers(now) {
   const { machine, steps, dt } = lead();
-  element("sum").textContent = robots.map((robot) => format(robot.total)).join("  ");
-  element("time").innerHTML = `${format(steps * dt)} <small>s</small>`;
+  element("sum").replaceChildren(...inColours(robots.map((robot) => format(robot.total))));
+  element("last").replaceChildren(...inColours(robots.map(({ last }) => (last === null ? "\u2013" : format(last)))));
+  element("time").innerHTML = `${format(steps * dt)} <small>s${lead().lies ? ", ended" : ""}</small>`;
   element("rate").innerHTML = `${state.frames.length} <small>a second</small>`;
   element("spare").innerHTML = machine.cost ? `${Math.round((1000 * dt) / machine.cost)}&times; <small>real time</small>` : "&ndash;";
   element("told").textContent = commands().map(({ name, unit }, index) => {
@@ -247,7 +248,10 @@ function addSliders() {
 
 function addCharts() {
   const names = [...new Set(robots.flatMap(({ described }) => described.layout.channels.map(({ name }) => name)))];
-  const liked = ["reward", ...names.filter((name) => /tracking|forward|dist|near/.test(name)), ...names];
+  const told = robots.some(({ machine }) => machine.at.act);
+  const rewards = told ? ["reward", ...names.filter((name) => /tracking|forward|dist|near/.test(name))] : [];
+  const sensors = names.filter((name) => told || !/^reward|^solver_error/.test(name));
+  const liked = [...rewards, ...sensors, ...names];
   const chosen = [...new Set(liked)].slice(0, CHARTS);
   charts = chosen.map((name) => new Rolling(element("charts"), names, name));
 }
@@ -297,7 +301,8 @@ export async function start({ players, watched }) {
   for (const speed of SPEEDS) element("speed").append(new Option(`${speed}\u00d7`, String(speed)));
   setSpeed(SPEEDS.indexOf(1));
   element("follow").hidden = !robots.some(({ described }) => described.scene.follows);
-  for (const id of ["pads", "auto", "told"]) element(id).hidden = !steered();
+  for (const each of document.querySelectorAll("#pads, #auto, #told, tr.steered")) each.hidden = !steered();
+  for (const each of document.querySelectorAll(".paid")) each.hidden = !robots.some(({ machine }) => machine.at.act);
   addSliders();
   addCharts();
   listen();

@@ -30,7 +30,8 @@ export class Robot {
     this.controls = described.controls.map(({ start }) => start);
     this.grab = null; // { body, place in it, cursor }
     this.push = null; // { force, seconds left }
-    this.episode = 0;
+    this.episode = this.steps = 0;
+    this.last = null;
     this.left = 0; // s of its time that are not yet played
     this.before = machine.look(this.pull).slice();
     this.now = this.before.slice();
@@ -58,11 +59,11 @@ export class Robot {
   // Opens an episode.
   open() {
     this.machine.reset(this.episode++);
+    if (this.steps) this.last = this.total; // return of the episode before
     this.steps = 0;
     this.total = 0;
     this.lies = this.left = 0;
     this.grab = this.push = null;
-    this.history.clear();
     this.pull.fill(0);
     this.commanded = null;
     this.now.set(this.machine.look(this.pull));

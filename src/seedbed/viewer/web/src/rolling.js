@@ -1,6 +1,16 @@
 // A chart of the last seconds of one channel, a line for each robot; the channel is chosen from a list.
 import { drawAxes, fit, format, niceRange, PAD } from "./chart.js";
 
+// Texts of the robots, each in the colour of its line if there are several.
+export function inColours(texts) {
+  return texts.map((text, index) => {
+    const span = document.createElement("span");
+    span.textContent = index ? `  ${text}` : text;
+    if (texts.length > 1) span.style.color = `var(--robot-${index % 4})`;
+    return span;
+  });
+}
+
 export class Rolling {
   constructor(parent, names, chosen) {
     const figure = document.createElement("figure");
@@ -26,11 +36,11 @@ export class Rolling {
     if (!context) return;
     const lines = histories.map((history) => history.values(this.name));
     const every = lines.flat();
-    this.output.textContent = lines.map((line) => (line.length ? format(line.at(-1)) : "")).join("  ");
+    this.output.replaceChildren(...inColours(lines.map((line) => (line.length ? format(line.at(-1)) : ""))));
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `${this.name} over the last ${seconds} seconds`);
     const [low, high] = niceRange(every.length ? every : [0, 1]);
-    const { x, y } = drawAxes(context, this.canvas, [low, high], [-seconds, 0], colour);
+    const { x, y } = drawAxes(context, this.canvas, [low, high], [-seconds, 0], colour, " s");
     lines.forEach((line, index) => {
       const { dt } = histories[index];
       context.strokeStyle = colour(`--robot-${index % 4}`);
@@ -51,10 +61,6 @@ export class History {
     this.channels = channels;
     this.dt = dt;
     this.most = Math.ceil(seconds / dt);
-    this.clear();
-  }
-
-  clear() {
     this.rows = [];
   }
 
