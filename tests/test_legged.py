@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from jax import lax
 
 import quadruped
-from seedbed import cli
+from seedbed import cli, physics, simd
 from seedbed.config.resolve import train_config
 from seedbed.envs.device.robots.legged import Legged
 from seedbed.run.trust import OWN
@@ -38,26 +39,28 @@ def dog() -> Legged:
 
 def test_the_feet_are_what_it_stands_on(dog):
     assert set(dog.feet) == set(FEET) and dog.frame_skip == 5
-    np.testing.assert_allclose(dog.heights(opening(dog)), 0.0, atol=0.01)
-    assert dog.contacts(opening(dog)).all()
+    heights, contacts = opening(dog)
+    np.testing.assert_allclose(heights, 0.0, atol=0.01)
+    assert contacts.all()
 
 
-def opening(task: Legged) -> Any:
-    """What MuJoCo's data holds where the robot stands."""
-    from seedbed import physics
+def opening(task: Legged) -> tuple[Any, Any]:
+    """The heights of the feet and which are touched, where the robot stands."""
+    model, ctrl = task.physics_model(), task.at_home[task._stands.servos]
 
-    model = task.physics_model()
-    state = physics.init(model, jnp.asarray(task.at_home))
-    ctrl = task.at_home[task._stands.servos]
-    for _ in range(20):  # contacts need a depth
-        state = physics.step(model, state, ctrl)
-    return physics.step_data(model, state, ctrl)
+    def stood(qpos: Any) -> tuple[Any, Any]:
+        state = physics.init(model, qpos)
+        # Contacts need a depth.
+        state = lax.fori_loop(0, 20, lambda _, at: physics.step(model, at, ctrl), state)
+        now = physics.step_data(model, state, ctrl)
+        return task.heights(now), task.contacts(now)
+
+    heights, contacts = simd.vectorize(stood)(jnp.asarray(task.at_home)[None])
+    return heights[0], contacts[0]
 
 
 def test_velocities_are_mujocos(dog):
     """Of the trunk in its frame and in the world, and of the feet, against MuJoCo's own."""
-    from seedbed import physics
-
     model, rng = dog.physics_model(), np.random.default_rng(0)
     compiled: Any = mujoco.MjModel.from_xml_path(str(DOG))
     data: Any = mujoco.MjData(compiled)

@@ -256,7 +256,12 @@ def test_a_browser_follows_a_run_that_trains(run, tmp_path):
     command = [sys.executable, "-m", "seedbed", "play", str(run), "--trust-run", "--watch"]
     path = os.pathsep.join([str(FILE.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        # A shell in the background lets its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     browser = None
     try:
