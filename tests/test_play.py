@@ -253,15 +253,13 @@ def test_a_browser_plays(trained, tmp_path):
 @needs_browser
 def test_a_browser_follows_a_run_that_trains(run, tmp_path):
     """Its page takes the newer policies; a stranger gets nothing."""
-    command = [sys.executable, "-m", "seedbed", "play", str(run), "--trust-run", "--watch"]
+    # A shell in the background lets its children ignore Ctrl-C.
+    heard = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    heard += "runpy.run_module('seedbed', run_name='__main__')"
+    command = [sys.executable, "-c", heard, "play", str(run), "--trust-run", "--watch"]
     path = os.pathsep.join([str(FILE.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-        # A shell in the background lets its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     browser = None
     try:
