@@ -1,12 +1,10 @@
 // The page of robots that move by themselves: time runs, a person tells them where to go, pulls and pushes.
 import { format } from "./chart.js";
 import { Joystick } from "./inputs.js";
+import { colour, element, showHelp, showPlaying, SPEEDS } from "./page.js";
 import { Robot } from "./robot.js";
 import { inColours, Rolling } from "./rolling.js";
 
-const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
-const PLAY = "M6 3.5v13l10-6.5z";
-const PAUSE = "M5 4h3v12H5zM12 4h3v12h-3z";
 const CHARTS = 3;
 const SHOWS = 10; // s in a chart
 const BUSY = 25; // ms of a frame that may go to physics
@@ -15,9 +13,6 @@ const ASKS = 2000; // ms between two questions for a newer policy
 const GAP = 1000; // ms without a picture that say nothing of the machine
 const REDRAWN = 100; // ms between two pictures of numbers and charts
 
-const element = (id) => document.getElementById(id);
-const colours = getComputedStyle(document.documentElement);
-const colour = (name) => colours.getPropertyValue(name).trim();
 const joystick = new Joystick();
 const state = { playing: true, speed: 1, arrows: true, auto: true, stale: true, drawn: 0, eased: 0, seen: 0, frames: [] };
 let robots = [];
@@ -30,9 +25,7 @@ const steered = () => robots.some((robot) => robot.described.commands.length);
 function play(playing) {
   state.playing = playing;
   state.stale = true;
-  element("play").querySelector("path").setAttribute("d", playing ? PAUSE : PLAY);
-  element("play").setAttribute("aria-label", playing ? "Pause" : "Play");
-  element("play").title = `${playing ? "Pause" : "Play"} (Space)`;
+  showPlaying(playing);
 }
 
 function step() {
@@ -75,11 +68,6 @@ function resetView() {
   follow(true);
   for (const robot of robots) robot.stage?.resetView(robot.frame);
   state.stale = true;
-}
-
-function showHelp() {
-  if (element("keys").open) element("keys").close();
-  else element("keys").showModal();
 }
 
 const KEYS = {

@@ -1,15 +1,9 @@
 // The page of a replay: time runs, keys and buttons act, scene and charts follow.
 import { Chart, format } from "./chart.js";
 import { poseAt, targetAt, unpackEpisode, unpackSurface } from "./data.js";
+import { colour, element, showHelp, showPlaying, SPEEDS } from "./page.js";
 import { Stage } from "./scene.js";
 
-const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
-const PLAY = "M6 3.5v13l10-6.5z";
-const PAUSE = "M5 4h3v12H5zM12 4h3v12h-3z";
-
-const element = (id) => document.getElementById(id);
-const colours = getComputedStyle(document.documentElement);
-const colour = (name) => colours.getPropertyValue(name).trim();
 let replay = null; // what `html.describe` has packed
 const state = { number: 0, episode: null, time: 0, playing: false, speed: 1, stale: true };
 let stage = null;
@@ -53,9 +47,7 @@ function play(playing) {
   if (playing && state.time >= state.episode.steps) seek(0);
   state.playing = playing;
   state.stale = true;
-  element("play").querySelector("path").setAttribute("d", playing ? PAUSE : PLAY);
-  element("play").setAttribute("aria-label", playing ? "Pause" : "Play");
-  element("play").title = `${playing ? "Pause" : "Play"} (Space)`;
+  showPlaying(playing);
 }
 
 function setSpeed(index) {
@@ -75,11 +67,6 @@ function resetView() {
   follow(true);
   stage?.resetView(frame);
   state.stale = true;
-}
-
-function showHelp() {
-  if (element("keys").open) element("keys").close();
-  else element("keys").showModal();
 }
 
 const KEYS = {
