@@ -210,8 +210,13 @@ def test_a_browser_plays(trained, tmp_path):
         drag("mousePressed", x, y)
         wait_until(lambda: "forward \u22121.9" in browser.text("told"), "the pad steers backwards")
         drag("mouseReleased", x, y)
+        played = steps()
         browser.press("r")
-        wait_until(lambda: steps() < 60, "it begins again")
+        wait_until(lambda: steps() < played, "it begins again")
+        # Who has fallen over the edge lies still until the next episode.
+        wait_until(
+            lambda: "\u2013" not in browser.text("last"), "the return of the last episode stays"
+        )
         # A drag of the second robot, which nobody steers, moves it.
         box = "document.querySelectorAll('#views canvas')[1].getBoundingClientRect()"
         x = browser.evaluate(f"(({{left, width}}) => left + width / 2)({box})")

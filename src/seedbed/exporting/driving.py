@@ -30,7 +30,7 @@ _FALLEN = 0.5  # of upright
 
 
 class Drive(NamedTuple):
-    """What came of a drive."""
+    """How a robot has followed its commands, and how fast the policy was."""
 
     seconds: float  # until it fell, or all
     fell: bool
@@ -75,7 +75,9 @@ class Robot:
         self.dofs = np.array([joint.dofadr[0] for joint in joints])
         self._set_servos(joints, _numbers(told["joint_stiffness"]), _numbers(told["joint_damping"]))
         self.actions = collections.deque([np.zeros(len(names))] * 3, maxlen=3)  # the newest first
-        self.errors: collections.deque[np.ndarray] = collections.deque()
+        longest = max(term["history"] for term in self.terms)
+        none = np.zeros(len(names))
+        self.errors = collections.deque([none] * longest, maxlen=longest)  # the newest first
         self.target = np.zeros(len(names))  # before the first action, as in training
         self._stand()
 
@@ -114,17 +116,13 @@ class Robot:
             "joint_vel": lambda: self.data.qvel[self.dofs],
             "actions": lambda: self.actions[term["delay"]],
             "command": lambda: command,
-            "servo_error": lambda: self._history(term["history"]),
+            "servo_error": lambda: np.concatenate([*self.errors][: term["history"]]),
         }
         return term["scale"] * found.get(term["name"], lambda: np.concatenate(read))()
 
     def _axes(self) -> np.ndarray:
         """Returns the trunk's axes in the world, one in each column, [3, 3]."""
         return _matrix(self.data.qpos[3:7])
-
-    def _history(self, length: int) -> np.ndarray:
-        none = np.zeros(len(self.places))
-        return np.concatenate([*self.errors, *[none] * length][:length])
 
     def act(self, action: np.ndarray, seconds: float) -> None:
         """Sends an action to the servos and lets time pass."""

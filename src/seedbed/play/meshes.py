@@ -14,6 +14,7 @@ from seedbed.viewer.surfaces import Surface
 MOST_FACES = 40_000
 """The most triangles of all meshes of a robot together, each counted as often as it is drawn."""
 SMALL = 400
+"""The most triangles of a mesh that is left as it is."""
 _CREASE = np.cos(np.deg2rad(40.0))
 """Faces that meet at a larger angle keep an edge."""
 

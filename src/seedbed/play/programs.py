@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a page draws of a state."""
+    """The numbers of a state that a page draws."""
 
     position: Array  # [bodies, 3] m, of the bodies that are drawn
     quaternion: Array  # [bodies, 4] w x y z

@@ -13,11 +13,9 @@ import secrets
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from seedbed import strict_json
 from seedbed.play.page import Player, describe, packed, page_of
@@ -34,7 +32,7 @@ _MOST_THREADS = 40
 
 
 class Answer(NamedTuple):
-    """What the server sends."""
+    """A file that the server sends."""
 
     kind: str
     body: bytes
@@ -52,37 +50,33 @@ def watch(
 
     Calls `tell` with the address, and `warn` with what happens. Raises SeedbedError if the port is taken.
     """
-    step = _newest(run)
     described, game = describe(player, warn)
-    part = game.parts["act"]
-    answers = {
-        "": Answer("text/html", page_of([described], watched=True).encode()),
-        "policy": _policy(step, part.shared),
-    }
+
+    def policy() -> Answer:
+        trained = restore(run, warn, newest=True, trust=trust)
+        warn(f"the policy after {trained.step:,} steps")
+        arrays = with_params(game.parts["act"], trained.params)
+        body = strict_json.dumps({"step": trained.step, "data": packed(arrays)})
+        return Answer("application/json", body.encode())
+
+    page = Answer("text/html", page_of([described], watched=True).encode())
+    seen = _newest(run)
+    answers = {"": page, "policy": policy()}
     with serve(answers, port) as address, contextlib.suppress(KeyboardInterrupt):
         tell(f"{address} follows {printable(run)}; end it with Ctrl-C")
         while True:
             time.sleep(_LOOKS_S)
-            if (newest := _newest(run)) == step:
+            if (newest := _newest(run)) == seen:
                 continue
+            seen = newest
             try:
-                trained = restore(run, warn, newest=True, trust=trust)
+                answers["policy"] = policy()
             except SeedbedError as error:  # perhaps it was thinned out meanwhile
                 warn(str(error))
-                step = newest  # told once
-                continue
-            step = newest
-            answers["policy"] = _policy(trained.step, with_params(part, trained.params))
-            warn(f"the policy after {trained.step:,} steps")
 
 
 def _newest(run: Path) -> int:
     return max(list_steps(RunFolder.read(run).checkpoints), default=-1)
-
-
-def _policy(step: int, arrays: Sequence[np.ndarray]) -> Answer:
-    body = strict_json.dumps({"step": step, "data": packed(arrays)})
-    return Answer("application/json", body.encode())
 
 
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):

@@ -17,7 +17,7 @@ from seedbed.types import Array, SeedbedError
 
 
 class Sight(NamedTuple):
-    """A part of what a policy sees, for who feeds it outside of Seedbed.
+    """A part of an observation, for programs that feed the policy outside of Seedbed.
 
     Names are those that mjlab's policies have, where it has the part: `base_lin_vel`, `base_ang_vel`,
     `projected_gravity`, `joint_pos` (from the posture), `joint_vel`, `actions` and `command`. Ours are

@@ -1,5 +1,5 @@
 // A line chart of one value over the steps of an episode, with the current step marked.
-export const PAD = { left: 46, right: 8, top: 6, bottom: 18 };
+const PAD = { left: 46, right: 8, top: 6, bottom: 18 };
 
 export class Chart {
   // `seek(time)` is called where the chart is clicked or dragged.

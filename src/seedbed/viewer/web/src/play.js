@@ -6,7 +6,6 @@ import { Robot } from "./robot.js";
 import { inColours, Rolling } from "./rolling.js";
 
 const CHARTS = 3;
-const SHOWS = 10; // s in a chart
 const BUSY = 25; // ms of a frame that may go to physics
 const FEWEST = 24; // pictures a second
 const ASKS = 2000; // ms between two questions for a newer policy
@@ -183,7 +182,7 @@ function showNumbers(now) {
     const value = lead().command[index];
     return `${name} ${value < -0.005 ? "\u2212" : ""}${Math.abs(value).toFixed(2)} ${unit}`;
   }).join("   ");
-  for (const chart of charts) chart.draw(robots.map((robot) => robot.history), SHOWS, colour);
+  for (const chart of charts) chart.draw(robots.map((robot) => robot.history), colour);
   state.drawn = now;
 }
 

@@ -3,7 +3,7 @@ import { Quaternion, Vector3 } from "three";
 import { Arrow } from "./arrows.js";
 import { unpackSurface } from "./data.js";
 import { Machine } from "./machine.js";
-import { History } from "./rolling.js";
+import { History, SHOWS } from "./rolling.js";
 import { Stage } from "./scene.js";
 
 const RESTS = 1; // s that a robot lies before its next episode
@@ -12,7 +12,6 @@ const PUSHED = 0.1; // s
 const PUSH_SPEED = 1.2; // m/s that a push gives
 const SEEN_FORCE = 0.02; // of the weight: smaller forces are not drawn
 const ARROW = 0.6; // of the robot's radius, for 1 m/s and for the robot's weight
-const SHOWS = 10; // s in a chart
 
 export class Robot {
   static async load(described, canvas) {
@@ -74,6 +73,7 @@ export class Robot {
   // Moves on by a step of the task. `deflections` of a joystick, or null: then the task tells itself what to do.
   step(deflections) {
     if (this.lies) {
+      this.before.set(this.now); // it lies still
       this.lies += this.dt;
       if (this.lies > RESTS) this.open();
       return;

@@ -1,5 +1,7 @@
 // A chart of the last seconds of one channel, a line for each robot; the channel is chosen from a list.
-import { drawAxes, fit, format, niceRange, PAD } from "./chart.js";
+import { drawAxes, fit, format, niceRange } from "./chart.js";
+
+export const SHOWS = 10; // s in a chart
 
 // Texts of the robots, each in the colour of its line if there are several.
 export function inColours(texts) {
@@ -21,6 +23,7 @@ export class Rolling {
     this.list.value = chosen;
     this.output = document.createElement("output");
     this.canvas = document.createElement("canvas");
+    this.canvas.setAttribute("role", "img");
     caption.append(this.list, this.output);
     figure.append(caption, this.canvas);
     parent.append(figure);
@@ -30,17 +33,16 @@ export class Rolling {
     return this.list.value;
   }
 
-  // `histories` are those of the robots; `seconds` is the width of the chart.
-  draw(histories, seconds, colour) {
+  // `histories` are those of the robots.
+  draw(histories, colour) {
     const context = fit(this.canvas);
     if (!context) return;
     const lines = histories.map((history) => history.values(this.name));
     const every = lines.flat();
     this.output.replaceChildren(...inColours(lines.map((line) => (line.length ? format(line.at(-1)) : ""))));
-    this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-label", `${this.name} over the last ${seconds} seconds`);
+    this.canvas.setAttribute("aria-label", `${this.name} over the last ${SHOWS} seconds`);
     const [low, high] = niceRange(every.length ? every : [0, 1]);
-    const { x, y } = drawAxes(context, this.canvas, [low, high], [-seconds, 0], colour, " s");
+    const { x, y } = drawAxes(context, this.canvas, [low, high], [-SHOWS, 0], colour, " s");
     lines.forEach((line, index) => {
       const { dt } = histories[index];
       context.strokeStyle = colour(`--robot-${index % 4}`);
@@ -50,8 +52,6 @@ export class Rolling {
       line.forEach((value, k) => context.lineTo(x((k + 1 - line.length) * dt), y(value)));
       context.stroke();
     });
-    context.strokeStyle = colour("--line");
-    context.strokeRect(PAD.left + 0.5, PAD.top + 0.5, 0, 0);
   }
 }
 
