@@ -19,7 +19,6 @@ import mujoco
 import numpy as np
 
 import learning
-from _training import output
 from central import split_overrides
 
 ROBOTS, STEPS, SEED = 64, 1000, 1
@@ -173,18 +172,6 @@ def with_pushes(run: str) -> Found:
     return judged(errors, upright)
 
 
-def judge(
-    preset: str, command: list[str], run: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Trains one seed and judges it, unless its folder says what came of that."""
-    said = run / "judged.json"
-    if not said.exists():
-        learning.train(command, run, learning.TRAINED, math.inf)
-        said.write_text(json.dumps(output([sys.executable, __file__, preset, "--judge", str(run)])))
-    lines, found = learning.read_lines(run / "metrics.jsonl"), json.loads(said.read_text())
-    return [line for line in lines if learning.TRAINED in line], found
-
-
 def row(seed: int, lines: list[dict[str, Any]], found: dict[str, Any], pushed: bool) -> str:
     """Writes a line of the table; `pushed` is whether it tells of the second judge."""
     last, cells = lines[-1], []
@@ -216,14 +203,13 @@ def main() -> None:
             found["pushed"] = with_pushes(args.judge)
         print(json.dumps({name: each._asdict() for name, each in found.items()}))
         return
-    runs: dict[int, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
+    runs: dict[int, learning.JudgedRun] = {}
     commands: list[str] = []
     for seed in args.seeds:
         command = ["seedbed", "train", args.preset, "--seed", str(seed), *overrides]
         commands.append(" ".join(command))
-        runs[seed] = judge(
-            args.preset, command, args.runs / f"{args.preset.replace('/', '-')}-{seed}"
-        )
+        run = args.runs / f"{args.preset.replace('/', '-')}-{seed}"
+        runs[seed] = learning.judged(__file__, args.preset, command, run)
         seconds = [lines[-1]["wall_s"] for lines, _ in runs.values()]
         columns = ["seed", "error in EnvPool's task", "upright there"]
         columns += ["error with pushes", "upright then"] if pushed else []

@@ -44,6 +44,13 @@ class RunResult(NamedTuple):
     played: dict[str, Any]
 
 
+class JudgedRun(NamedTuple):
+    """A run's metrics, and what a judge found."""
+
+    lines: list[dict[str, Any]]
+    found: dict[str, Any]
+
+
 def explores(preset: str) -> bool:
     """Returns whether training acts at random more often than evaluations do, and so has lower returns."""
     return preset.endswith(("dqn", "r2d2", "gorila", "gorila-apex"))
@@ -85,6 +92,16 @@ def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]
     return RunResult(
         " ".join(command), read_lines(run / "metrics.jsonl"), json.loads(played.read_text())
     )
+
+
+def judged(script: str, preset: str, command: list[str], run: Path) -> JudgedRun:
+    """Trains one seed and lets `SCRIPT PRESET --judge RUN` judge it, unless its folder says what it found."""
+    said = run / "judged.json"
+    if not said.exists():
+        train(command, run, TRAINED, math.inf)
+        said.write_text(json.dumps(output([sys.executable, script, preset, "--judge", str(run)])))
+    lines = [line for line in read_lines(run / "metrics.jsonl") if TRAINED in line]
+    return JudgedRun(lines, json.loads(said.read_text()))
 
 
 def reached(lines: list[dict[str, Any]], score: str, target: float) -> str:

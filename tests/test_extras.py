@@ -26,8 +26,9 @@ INDIRECT = {"filelock"}
 # What is imported only where it is there already: in a notebook, for a user of that library, to read Minari's
 # files, to take an environment by value (Gymnasium needs it), or by what an extra needs itself.
 PRESENT = {"IPython", "stable_baselines3", "h5py", "cloudpickle", "fsspec"}
-# Extras whose packages are no imports: JAX's own, models of robots, and what is for work on Seedbed.
-APART = {"cuda", "cuda12", "robots", "dev", "drills", "s3", "gs"}
+# Extras whose packages are no imports: JAX's own, models of robots and of dm_control, and what is for work on
+# Seedbed.
+APART = {"cuda", "cuda12", "dm", "robots", "dev", "drills", "s3", "gs"}
 # Packages whose module has a name of its own.
 MODULES = {"orbax-checkpoint": "orbax"}
 WEB = ROOT / "src" / "seedbed" / "viewer" / "web"

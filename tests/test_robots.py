@@ -16,7 +16,7 @@ from seedbed import simd
 from seedbed.config.presets import PRESETS
 from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.mujoco import TaskState
-from seedbed.envs.device.playground import playground_file
+from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.spot import SpotJoystick
 from seedbed.testing.checks import check_task
@@ -426,7 +426,7 @@ def test_wrong_options_are_named(robot, tmp_path):
 def test_missing_models_are_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SeedbedError, match=r'go1/.* pip install "seedbed\[robots\]"'):
-        playground_file("playground/locomotion/go1/xmls/scene.xml")
+        packaged_file("playground/locomotion/go1/xmls/scene.xml")
 
 
 def test_a_file_of_the_packages_is_found(monkeypatch, tmp_path):
@@ -438,9 +438,9 @@ def test_a_file_of_the_packages_is_found(monkeypatch, tmp_path):
         return type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
 
     monkeypatch.setattr("importlib.util.find_spec", find)
-    assert playground_file("playground/locomotion/robot.xml") == folder / "robot.xml"
+    assert packaged_file("playground/locomotion/robot.xml") == folder / "robot.xml"
     with pytest.raises(SeedbedError, match=r"have no .*other.xml: check the name"):
-        playground_file("playground/locomotion/other.xml")
+        packaged_file("playground/locomotion/other.xml")
 
 
 @pytest.mark.parametrize("robot", ["go1", "spot"])

@@ -4,7 +4,7 @@ from seedbed.physics.constants import set_const
 from seedbed.physics.mjcf import load
 from seedbed.physics.model import Data, Model, State
 from seedbed.physics.sensors import sensor
-from seedbed.physics.step import energy, forward, init, make_data, step, step_data
+from seedbed.physics.step import energy, forward, init, make_data, refresh, step, step_data
 
 __all__ = [
     "Data",
@@ -15,6 +15,7 @@ __all__ = [
     "init",
     "load",
     "make_data",
+    "refresh",
     "sensor",
     "set_const",
     "step",

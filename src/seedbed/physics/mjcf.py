@@ -242,5 +242,6 @@ def _sensor(m: Any, i: int) -> Sensor:
         cutoff=float(m.sensor_cutoff[i]),
         clipped=int(m.sensor_datatype[i]) in _CLIPPED,
         intprm=(int(m.sensor_intprm[i, 0]), int(m.sensor_intprm[i, 1])),
+        of_forces=int(m.sensor_needstage[i]) == int(mujoco.mjtStage.mjSTAGE_ACC),
         simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),
     )

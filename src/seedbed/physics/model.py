@@ -77,6 +77,7 @@ class Sensor(NamedTuple):
     clipped: bool  # whether the cutoff is of both signs
     simulated: bool  # False for what its objects or delays keep from being computed
     intprm: tuple[int, int]  # of a contact sensor: its data, and how it reduces contacts
+    of_forces: bool  # whether it reads forces or accelerations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

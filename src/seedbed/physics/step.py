@@ -39,6 +39,7 @@ from seedbed.physics.sensors import Moment, sensordata
 from seedbed.physics.solver import relative_error
 from seedbed.types import Array, SeedbedError
 
+_PLACES = ("xpos", "xquat", "xipos", "site_xpos", "subtree_com")
 _ONE = "step is for one environment; batch it with simd.vectorize or jax.vmap"
 
 
@@ -182,6 +183,24 @@ def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
     kept = make_data(model, state)
     kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, kept)
     return kept._replace(diverged=done.diverged)
+
+
+@checked
+def refresh(model: Model, data: Data, **given: Array) -> Data:
+    """Computes positions and velocities of bodies of one environment anew, as mj_step1 after mj_step.
+
+    `data` is what a step of the `model` returned, and `given` its inputs. Forces, accelerations and the
+    sensors of them stay those of the step; dm_control sees a step so.
+
+    Raises SeedbedError as `forward` does.
+    """
+    new = forward(model, data.state, **given)
+    late = np.concatenate([[s.of_forces] * s.dim for s in model.sensors] or [[]]).astype(bool)
+    moved = {name: getattr(new, name) for name in ("ncon", "cinert", "cvel", *_PLACES)}
+    return data._replace(
+        sensordata=jnp.where(late, data.sensordata, new.sensordata),
+        **moved,
+    )
 
 
 @checked

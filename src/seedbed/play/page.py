@@ -73,7 +73,7 @@ def describe(player: Player, tell: Callable[[str], None]) -> tuple[dict[str, Any
     opened = simd.vectorize(env.reset)(jax.random.key(0)[None])
     qpos = np.asarray(opened.inner.qpos[0], np.float64)
     still = Episode(np.stack([qpos, qpos]), np.zeros(1), env.dt)
-    recording = Recording(env.model_path, (still,), player.title)
+    recording = Recording(env.compiled(), (still,), player.title)
     view = find_view(recording)
     scene = describe_scene(recording.model, view, coarse)
     try:

@@ -191,7 +191,7 @@ def _layout(env: MujocoTask, state: EnvState, look: Look) -> dict[str, Any]:
 
 def actuator_names(env: MujocoTask) -> list[str]:
     """Returns the names of the actuators; of one without a name, that of its joint, or its number."""
-    compiled = mujoco.MjModel.from_xml_path(str(env.model_path))
+    compiled = env.compiled()
     named = []
     for i in range(compiled.nu):
         joint = compiled.actuator_trntype[i] == _OF_JOINT

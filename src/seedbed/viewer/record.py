@@ -100,7 +100,7 @@ def _on_device(
         series = {name: value[:length, i] for name, value in values.items()}
         where = {name: pose[: length + 1, i] for name, pose in places.items()}
         shown.append(Episode(reward=series.pop("reward"), env_dt=env.dt, series=series, **where))
-    return Recording(env.model_path, tuple(shown), title)
+    return Recording(env.compiled(), tuple(shown), title)
 
 
 def _in_gymnasium(

@@ -2,7 +2,8 @@
 
 A task subclasses `MujocoTask`, names its MJCF file and defines `initial`, `observe` and `judge`. After a
 step the derived fields (`xpos`, `cvel`, ...) come from the last forward pass of that step, as in
-Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.Data`).
+Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.Data`), unless the task says
+`refreshes`, as in dm_control.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.playground import PLAYGROUND, playground_file
+from seedbed.envs.device.packaged import is_packaged, packaged_file
 from seedbed.physics.model import EULER
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
-_CLOCK = int(importlib.import_module("mujoco").mjtSensor.mjSENS_CLOCK)
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+_CLOCK = int(mujoco.mjtSensor.mjSENS_CLOCK)
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 """Folder of the MJCF files that Gymnasium installs."""
 _OWN = Path(__file__).with_name("targets")
@@ -75,6 +78,8 @@ class MujocoTask(abc.ABC):
     """Integrator: xml is the one that the MJCF file names (exact), euler is faster."""
     model: physics.Model | None = dataclasses.field(default=None, compare=False, repr=False)
     """Model that replaces the file's; its leaves may be traced, for domain randomisation."""
+    refreshes: ClassVar[bool] = False
+    """Whether places and velocities of bodies are computed anew after a step, for what is seen and paid."""
 
     @abc.abstractmethod
     def initial(self, key: Array) -> tuple[Array, Array]:
@@ -142,6 +147,10 @@ class MujocoTask(abc.ABC):
     def model_path(self) -> Path:
         """Returns the path of the MJCF file; raises SeedbedError if there is no such file."""
         return _path(self.xml_file)
+
+    def compiled(self) -> Any:
+        """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
+        return mujoco.MjModel.from_xml_path(str(self.model_path))
 
     @property
     def dt(self) -> float:
@@ -217,6 +226,8 @@ class MujocoTask(abc.ABC):
 
         begun = physics.make_data(model, self._simulated(before)), jnp.float32(0)
         (now, error), _ = jax.lax.scan(substep, begun, None, length=self.frame_skip)
+        if self.refreshes:
+            now = physics.refresh(model, now, **self.mocap(before.kept))
         verdict = self.judge(before, now, action)
 
         def unless_diverged(tree: Tree) -> Tree:
@@ -333,42 +344,6 @@ def squares(x: Array) -> jax.Array:
     return jnp.square(x).sum()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LocomotionTask(MujocoTask, abc.ABC):
-    """A base of the tasks that pay a body for moving along x."""
-
-    forward_reward_weight: float = 1.0
-    """Weight of the speed along x in the reward."""
-    ctrl_cost_weight: float
-    """Weight of the squared action, a cost."""
-    reset_noise_scale: float = 0.1
-    """Size of the noise on positions and velocities at the start of an episode."""
-    exclude_current_positions_from_observation: bool = True
-    """Whether the observation leaves out x of the body, and y if it can move along y."""
-    coordinates: ClassVar[int] = 1
-    """How many numbers of qpos say where the body is: x, and y if it can move along y."""
-    velocity_noise: ClassVar[Callable[[Array, int, float], Array]] = staticmethod(noise)
-    """Function that draws the noise on velocities."""
-
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
-        model, scale = self.physics_model(), self.reset_noise_scale
-        return noisy_rest(model, key, scale, self.velocity_noise)
-
-    def observe(self, now: physics.Data) -> Array:
-        """Returns positions and velocities."""
-        hidden = self.coordinates if self.exclude_current_positions_from_observation else 0
-        return jnp.concatenate([now.qpos[hidden:], now.qvel])
-
-    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
-        """Rewards speed along x and subtracts the cost of control; never terminates."""
-        terms = {
-            "reward_forward": self.forward_reward_weight * moved(before, now, 0) / self.dt,
-            "reward_ctrl": -self.ctrl_cost_weight * squares(action),
-        }
-        return Verdict(sum(terms.values()), jnp.bool_(False), terms)
-
-
 @functools.cache
 def _load(xml_file: str) -> dict[str, physics.Model]:
     """Loads a file's model once, and returns a dict of models by the option `integrator`."""
@@ -380,10 +355,11 @@ def _load(xml_file: str) -> dict[str, physics.Model]:
 def _path(xml_file: str) -> Path:
     """Returns a file's path. A name that is neither absolute nor begins with `.` is Gymnasium's or ours.
 
-    One that begins with `playground/` is MuJoCo Playground's. Raises SeedbedError if there is no such file.
+    One that begins with `playground/` or `dm_control/` is in a package of that project's files. Raises
+    SeedbedError if there is no such file.
     """
-    if xml_file.startswith(PLAYGROUND):
-        return playground_file(xml_file)
+    if is_packaged(xml_file):
+        return packaged_file(xml_file)
     path = Path(xml_file).expanduser()
     if not path.is_absolute() and not xml_file.startswith("."):
         path = _OWN / path if (_OWN / path).is_file() else ASSETS / path

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from string import capwords
 from typing import Any
 
 import gymnasium
@@ -53,11 +54,43 @@ _LOCOMOTION_NAMES = [
     "walker2d",
 ]
 _LOCOMOTION = {
-    name: f"seedbed.envs.device.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
+    name: f"seedbed.envs.device.locomotion.{name}:{capwords(name, '_').replace('_', '')}"
     for name in _LOCOMOTION_NAMES
+}
+_SUITE_NAMES = {
+    "finger": {"finger": ("spin", "turn_easy", "turn_hard")},
+    "humanoid": {"humanoid": ("stand", "walk", "run", "run_pure_state")},
+    "planar": {"cheetah": ("run",), "hopper": ("stand", "hop"), "walker": ("stand", "walk", "run")},
+    "poles": {
+        "acrobot": ("swingup", "swingup_sparse"),
+        "cartpole": (
+            "balance",
+            "balance_sparse",
+            "swingup",
+            "swingup_sparse",
+            "two_poles",
+            "three_poles",
+        ),
+        "pendulum": ("swingup",),
+    },
+    "reaching": {
+        "fish": ("upright", "swim"),
+        "point_mass": ("easy",),
+        "reacher": ("easy", "hard"),
+        "swimmer": ("swimmer6", "swimmer15"),
+    },
+}
+"""The tasks of dm_control's domains, by the module that has them."""
+_SUITE = {
+    f"dm/{domain}-{task}": f"seedbed.envs.device.suite.{module}:"
+    f"{capwords(f'{domain}_{task}', '_').replace('_', '')}"
+    for module, domains in _SUITE_NAMES.items()
+    for domain, tasks in domains.items()
+    for task in tasks
 }
 ON_DEVICE = {
     **_LOCOMOTION,
+    **_SUITE,
     "fetch": "seedbed.envs.device.targets.fetch:Fetch",
     "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
     "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
@@ -323,9 +356,7 @@ def _resolve_ale(name: str) -> HostEnvConfig:
     match = re.fullmatch(r"ALE/(\w+)-v5", name)
     known = {_plain(game): game for game in games()}
     if match is None or _plain(match[1]) not in known:
-        ids = [
-            f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5" for game in games()
-        ]
+        ids = [f"ALE/{capwords(game, '_').replace('_', '')}-v5" for game in games()]
         hint = did_you_mean(name, ids, 3, 0.5, "the form is ALE/Pong-v5")
         raise SeedbedError(f"unknown environment {name!r}{hint}")
     # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.

@@ -8,8 +8,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from seedbed import physics
+from seedbed.envs.device.locomotion.task import LocomotionTask
 from seedbed.envs.device.mujoco import (
-    LocomotionTask,
     TaskState,
     Verdict,
     normal_noise,

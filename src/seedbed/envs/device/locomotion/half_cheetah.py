@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from seedbed.envs.device.mujoco import LocomotionTask, normal_noise
+from seedbed.envs.device.locomotion.task import LocomotionTask
+from seedbed.envs.device.mujoco import normal_noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

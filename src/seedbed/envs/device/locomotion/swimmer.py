@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from seedbed.envs.device.mujoco import LocomotionTask
+from seedbed.envs.device.locomotion.task import LocomotionTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

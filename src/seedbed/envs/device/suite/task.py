@@ -1,0 +1,199 @@
+"""The base of dm_control's tasks: how episodes open, and how closeness to a goal is paid.
+
+A reward is at most 1 in each of an episode's 1,000 steps, and no episode ends early. What is seen and paid
+belongs to the state after a step: dm_control computes the positions and velocities of the bodies anew.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import importlib
+import math
+import warnings
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed import physics
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, normal_noise
+from seedbed.physics.math import quat_to_mat
+from seedbed.physics.model import EULER, FREE, HINGE
+from seedbed.types import Array, Tree
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+_MOST_DRAWS = 1000
+Shape = Literal["gaussian", "linear", "quadratic", "long_tail"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SuiteTask(MujocoTask, abc.ABC):
+    """A base of dm_control's tasks."""
+
+    refreshes: ClassVar[bool] = True
+    starts_apart: ClassVar[bool] = False
+    """Whether the drawn start of an episode is drawn again until nothing touches."""
+    targets: ClassVar[tuple[str, ...]] = ()
+    """Geoms or sites of the file that an episode moves: mocap bodies of the same names are in their place."""
+
+    @abc.abstractmethod
+    def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
+        """Returns what the reward is the product of, by name, each from 0 to 1."""
+
+    def edit(self, spec: Any) -> None:
+        """Changes the file's MjSpec, before it is compiled."""
+
+    def physics_model(self) -> physics.Model:
+        """Returns the model to simulate: `model` if it is given, else the file's with the task's changes."""
+        return _loaded(self) if self.model is None else self.model
+
+    def compiled(self) -> Any:
+        """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
+        spec = mujoco.MjSpec.from_file(str(self.model_path))
+        for name in self.targets:
+            _free(spec, name)
+        self.edit(spec)
+        with warnings.catch_warnings():
+            # Who trains on these files cannot change what MuJoCo would have written otherwise in them.
+            warnings.simplefilter("ignore", UserWarning)
+            return spec.compile()
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Draws every limited or turning joint within its range, at rest; consumes the key."""
+        model = self.physics_model()
+        still = jnp.zeros(model.nv, jnp.float32)
+        if not self.starts_apart:
+            return random_pose(model, key), still
+
+        def touches(drawn: tuple[Array, Array, Array]) -> Array:
+            _, qpos, count = drawn
+            begun = physics.forward(model, physics.init(model, qpos))
+            return (begun.ncon > 0) & (count < _MOST_DRAWS)
+
+        def again(drawn: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            key, drawing = jax.random.split(drawn[0])
+            return key, random_pose(model, drawing), drawn[2] + 1
+
+        first = key, random_pose(model, jax.random.fold_in(key, 0x706F7365)), jnp.int32(1)
+        return jax.lax.while_loop(touches, again, first)[1], still
+
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
+        """Pays the product of the terms; no episode ends before its time."""
+        terms = self.terms(now, action)
+        metrics = {f"reward_{name}": jnp.float32(term) for name, term in terms.items()}
+        return Verdict(jnp.float32(math.prod(terms.values())), jnp.bool_(False), metrics)
+
+    def mocap(self, kept: Tree) -> dict[str, Array]:
+        """Puts the targets where the episode has drawn them: `kept` is [n, 3], in m."""
+        return {"mocap_pos": kept} if self.targets else {}
+
+    def read(self, now: physics.Data, sensor: str) -> jax.Array:
+        """Returns the value of a sensor of the model, by its name."""
+        return physics.sensor(self.physics_model(), now, sensor)
+
+    def axes(self, now: physics.Data, body: str) -> jax.Array:
+        """Returns the axes [3, 3] of a body in the world, one in each column."""
+        return quat_to_mat(now.xquat[self.body(body)])
+
+    def geom(self, name: str) -> int:
+        """Returns the number of a geom with a name."""
+        return self.physics_model().names.geom.index(name)
+
+    def size(self, geom: str) -> float:
+        """Returns the radius of a geom, in m."""
+        return float(self.physics_model().geom_size[self.geom(geom), 0])
+
+    def place(self, now: physics.Data, geom: str) -> jax.Array:
+        """Returns where the centre of a geom is [3], in m."""
+        model, number = self.physics_model(), self.geom(geom)
+        body = int(model.geom_bodyid[number])
+        local = np.asarray(model.geom_pos[number], np.float32)
+        return now.xpos[body] + quat_to_mat(now.xquat[body]) @ local
+
+
+@functools.cache
+def _loaded(task: SuiteTask) -> physics.Model:
+    model = physics.load(task.compiled())
+    if task.integrator == "xml":
+        return model
+    return dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
+
+
+def _free(spec: Any, name: str) -> None:
+    """Puts a mocap body in the place of a geom or site of the world, with the same look."""
+    old = spec.geom(name) or spec.site(name)
+    body = spec.worldbody.add_body(name=name, mocap=True, pos=old.pos)
+    looks = {"size": old.size, "type": old.type, "material": old.material, "rgba": old.rgba}
+    is_site = spec.geom(name) is None
+    spec.delete(old)
+    if is_site:
+        body.add_site(name=name, **looks)
+    else:
+        body.add_geom(name=name, contype=0, conaffinity=0, **looks)
+
+
+def random_pose(model: physics.Model, key: Array) -> jax.Array:
+    """Draws qpos [nq]: limited joints within their range, turning ones anywhere; consumes the key.
+
+    Numbers of a free joint's quaternion are drawn from 0 to 1 before it is normalised, as in dm_control; its
+    place, and sliding joints without limits, are those of qpos0.
+    """
+    low = np.asarray(model.qpos0, np.float32).copy()
+    high = low.copy()
+    quats = []
+    for j in range(model.njnt):
+        at = int(model.jnt_qposadr[j])
+        if model.jnt_type[j] == FREE:
+            low[at + 3 : at + 7], high[at + 3 : at + 7] = 0, 1
+            quats.append(at + 3)
+        elif model.jnt_limited[j]:
+            low[at], high[at] = model.jnt_range[j]
+        elif model.jnt_type[j] == HINGE:
+            low[at], high[at] = -math.pi, math.pi
+    drawn = jax.random.uniform(key, (model.nq,), jnp.float32)
+    qpos = jnp.asarray(low) + (high - low) * drawn
+    for at in quats:
+        quat = qpos[at : at + 4]
+        qpos = qpos.at[at : at + 4].set(quat / jnp.sqrt(jnp.square(quat).sum()))
+    return qpos
+
+
+def small_noise(model: physics.Model, key: Array) -> jax.Array:
+    """Draws small velocities [nv], which break symmetry; consumes the key."""
+    return normal_noise(key, model.nv, 0.01)
+
+
+def tolerance(
+    x: Array,
+    bounds: tuple[float, float] = (0.0, 0.0),
+    margin: float = 0.0,
+    shape: Shape = "gaussian",
+    at_margin: float = 0.1,
+) -> jax.Array:
+    """Returns 1 where `x` is within the bounds; outside, what falls with the distance from them.
+
+    It is `at_margin` at a distance of `margin`; without a margin it is 0 outside. Linear and quadratic
+    shapes reach 0.
+    """
+    low, high = bounds
+    inside = (low <= x) & (x <= high)
+    if not margin:
+        return inside.astype(jnp.float32)
+    off = jnp.where(x < low, low - x, x - high) / margin
+    if shape == "gaussian":
+        fallen = jnp.exp(jnp.square(off) * math.log(at_margin))
+    elif shape == "long_tail":
+        fallen = 1 / (jnp.square(off) * (1 / at_margin - 1) + 1)
+    else:
+        off = off * (1 - at_margin) if shape == "linear" else jnp.square(off) * (1 - at_margin)
+        fallen = jnp.maximum(1 - off, 0)
+    return jnp.where(inside, 1.0, fallen)
+
+
+def small_control(action: Array) -> jax.Array:
+    """Returns from 0.8 to 1, the more the smaller the action [nu] is."""
+    return (4 + tolerance(action, margin=1, shape="quadratic", at_margin=0).mean()) / 5
