@@ -20,7 +20,7 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config import flags, presets
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.recipes import on_device_ppo
+from seedbed.config.device_recipes import on_device_ppo
 from seedbed.config.resolve import train_config
 from seedbed.config.saved import to_json
 from seedbed.envs.device import changes

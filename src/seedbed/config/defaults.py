@@ -14,6 +14,7 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.device_recipes import joystick_ppo, on_device_ppo, suite_ppo
 from seedbed.config.recipes import (
     atari_dqn,
     atari_impala,
@@ -25,8 +26,6 @@ from seedbed.config.recipes import (
     images_ppo,
     images_r2d2,
     images_vmpo,
-    joystick_ppo,
-    on_device_ppo,
     real_vectors_ppo,
     vectors_apg,
     vectors_ars,
@@ -259,18 +258,21 @@ def configure(
             f"agent {agent} does not fit {name or env}, which takes {task.action} actions from "
             f"{task.observation}: choose {' or '.join(agents)} ({agent} takes {'; '.join(kinds)})"
         )
-    made = _joystick(env) if agent == "ppo" else None
+    made = _of_family(env) if agent == "ppo" else None
     made = made or agents[agent](env)
     return dataclasses.replace(made, name=f"{name}/{agent}" if name else agent)
 
 
-def _joystick(env: HostEnvConfig | Environment) -> TrainConfig | None:
-    """Returns the configuration of a robot that follows a joystick; None if the environment is none."""
+def _of_family(env: HostEnvConfig | Environment) -> TrainConfig | None:
+    """Returns the configuration with PPO of a family of tasks with settings of its own; None for others."""
     if not is_on_device(env):
         return None
     from seedbed.envs.device.robots.joystick import JoystickTask
+    from seedbed.envs.device.suite.task import SuiteTask
 
-    return joystick_ppo(env, 15_000_000) if isinstance(env, JoystickTask) else None
+    if isinstance(env, JoystickTask):
+        return joystick_ppo(env, 15_000_000)
+    return suite_ppo(env) if isinstance(env, SuiteTask) else None
 
 
 def task_of(env: HostEnvConfig | Environment) -> Task:

@@ -7,7 +7,7 @@ does not need. `seedbed list` shows their docstrings: one line each.
 from __future__ import annotations
 
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.recipes import joystick_ppo, on_device_ppo
+from seedbed.config.device_recipes import joystick_ppo, on_device_ppo
 from seedbed.run.options import FusedConfig
 
 

@@ -114,37 +114,6 @@ def atari_r2d2(env: AtariEnv) -> TrainConfig:
     return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
 
 
-def on_device_ppo(
-    env: Environment, steps: int = 10_000_000, euler_share: float = 0.0, **options: Any
-) -> TrainConfig:
-    """An on-device environment with PPO: the settings that most of these tasks share.
-
-    `options` are fields of `Ppo`; they replace the shared settings. These settings were tuned to learn as
-    much as possible in a short time on two cores. `least_scale` keeps the noise of the policy from fading:
-    without noise, policies of MuJoCo's tasks settle for standing still. `euler_share` is for tasks in which
-    RK4 doubles the cost of a step: this share of the run trains with Euler's integrator, and the rest of the
-    run is enough to make up for the difference.
-    """
-    from seedbed.agents.ppo import Ppo
-
-    shared: dict[str, Any] = {
-        "unroll": 16,
-        "batch": 512,
-        "epochs": 3,
-        "minibatches": 4,
-        "gamma": 0.99,
-        "normalise_observations": True,
-        "value_sizes": (64, 64),
-        "activation": "tanh",
-        "reward_scale": 0.1,
-        "learning_rate": 2e-3,
-        "initial_scale": 0.4,
-        "least_scale": 0.2,
-    }
-    runtime = FusedConfig(steps=steps, euler_share=euler_share)
-    return TrainConfig(env, Ppo(**shared | options), runtime)
-
-
 def _config(
     env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int = 0
 ) -> TrainConfig:
@@ -369,22 +338,3 @@ def images_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
         target_period=100,
     )
     return _config(env, agent, 5_000_000, envs_per_actor=16)
-
-
-def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
-    """A robot that follows a joystick with PPO, whose networks take more time than the physics.
-
-    `options` are fields of `Ppo`; they replace the settings here.
-    """
-    shared: dict[str, Any] = {
-        "batch": 1024,
-        "epochs": 2,
-        "minibatches": 32,
-        "gamma": 0.98,
-        "hidden_sizes": (128, 128),
-        "reward_scale": 1.0,
-        "learning_rate": 1e-3,
-        "least_scale": 0.1,
-        "entropy_cost": 0.001,
-    }
-    return on_device_ppo(env, steps, **shared | options)

@@ -21,6 +21,8 @@ class HumanoidStand(SuiteTask):
     frame_skip: int = 5
     speed: float = 0.0
     """Speed in m/s from which on the reward is whole; 0 is standing."""
+    standing_margin: float = 0.35
+    """How far below 1.4 m the head is, in m, where a tenth of the reward is left."""
     starts_apart: ClassVar[bool] = True
 
     def observe(self, now: physics.Data) -> Tree:
@@ -40,10 +42,10 @@ class HumanoidStand(SuiteTask):
 
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
         """Pays for a head that is high, a torso upright, small control, and for speed or its absence."""
-        up = self.axes(now, "torso")[2, 2]
+        up, height = self.axes(now, "torso")[2, 2], now.xpos[self.body("head"), 2]
         velocity = self.read(now, "torso_subtreelinvel")[:2]
         terms = {
-            "standing": tolerance(now.xpos[self.body("head"), 2], (1.4, math.inf), 0.35),
+            "standing": tolerance(height, (1.4, math.inf), self.standing_margin),
             "upright": tolerance(up, (0.9, math.inf), 1.9, "linear", 0.0),
             "small_control": small_control(action),
         }
