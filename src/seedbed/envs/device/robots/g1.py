@@ -70,9 +70,6 @@ class G1Joystick(UsualHumanoid, SteadyCommands):
         linear, angular = self.in_world(now)
         moves = (jnp.sqrt(squares(linear[:2])) > 0.1) | (jnp.abs(angular[2]) > 0.1)
         torso = self.read(now, "global_linvel_torso")
-        # The hips may roll to the left without a cost.
-        hips = self.hips[1:]
-        rolls = self.bending(bent, self.hips[:1])
         loads = jnp.stack([self.read(now, f"{foot}_force")[2] for foot in self.feet])
         return terms | {
             "lin_vel_z": jnp.square(torso[2]) + jnp.square(linear[2]),
@@ -84,8 +81,9 @@ class G1Joystick(UsualHumanoid, SteadyCommands):
             "stand_still": jnp.where(
                 jnp.sqrt(squares(ride.command)) < 0.01, jnp.abs(bent).sum(), 0.0
             ),
-            "joint_deviation_hip": self.bending(bent, hips)
-            + jnp.where(ride.command[1] > 0.1, 0.0, rolls),
+            # Playground multiplies each of the four hip joints by the sum of their four weights.
+            "joint_deviation_hip": self.bending(bent, self.hips)
+            * jnp.where(ride.command[1] > 0.1, 2.0, 4.0),
             "pose": squares(bent),
             "collision": self.any_found(now, _COLLISIONS).astype(jnp.float32),
             "contact_force": jnp.maximum(jnp.abs(loads) - _HEAVIEST, 0.0).sum(),

@@ -58,6 +58,8 @@ class JoystickTask(SensedRobot, abc.ABC):
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     lowest_reward: ClassVar[float] = 0.0
     """The least that a step pays."""
+    critical_servos: ClassVar[bool] = False
+    """Whether servos damp critically, by the inertia of each joint in qpos0, and not as the file says."""
     bounded_targets: ClassVar[bool] = False
     """Whether the targets of the servos are held within the servos' range."""
     clearance: ClassVar[float] = 0.1
@@ -125,8 +127,12 @@ class JoystickTask(SensedRobot, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        servos = Servos(self.kp, self.kd)
-        return with_servos(self.model_path, self.integrator, servos, self.solver_iterations)
+        return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
+
+    @property
+    def servos(self) -> Servos:
+        """Returns the gains of the joints."""
+        return Servos(self.kp, self.kd, self.critical_servos)
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
