@@ -14,9 +14,11 @@ class Style(NamedTuple):
     waist: str
     foot: str  # the site
     soles: str  # what touches the floor
-    geoms: tuple[str, str, str, str] = ("{}_core", "{}_shin", "{}_thigh", "{}_hand")
+    geoms: tuple[str, str, str, str] = ("{}_foot", "{}_shin", "{}_thigh", "{}_hand")
     limbs: tuple[str, str] = ("left", "right")  # sides of all but the joints
-    pairs: tuple[tuple[int, int, bool], ...] = ()  # geoms that touch, and whether on two sides
+    pairs: tuple[
+        str, ...
+    ] = ()  # geoms that touch: "core0 shin1" are the left foot and the right shin
     frames: tuple[str, str] = ("", "_torso")  # endings of sensors, of the trunk and the upper body
     imu: str = "imu"
     attitude: str = "orientation"
@@ -24,7 +26,7 @@ class Style(NamedTuple):
     timestep: float = 0.002
 
 
-_CORE, _SHIN, _THIGH, _HAND = range(4)
+_PARTS = ("core", "shin", "thigh", "hand")
 STYLES = {
     "t1": Style(
         ("Left", "Right"),
@@ -33,8 +35,7 @@ STYLES = {
         "Waist",
         "{}_foot",
         "{}_foot_1 {}_foot_2 {}_foot_3 {}_foot_4",
-        ("{}_foot", "{}_shin", "{}_thigh", "{}_hand"),
-        pairs=((_CORE, _CORE, True),),
+        pairs=("core0 core1",),
     ),
     "g1": Style(
         ("left", "right"),
@@ -43,7 +44,7 @@ STYLES = {
         "waist_yaw_joint",
         "{}_foot",
         "{}_foot",
-        pairs=((_CORE, _CORE, True), (_CORE, _SHIN, True), (_HAND, _THIGH, False)),
+        pairs=("core1 core0", "core0 shin1", "core1 shin0", "hand0 thigh0", "hand1 thigh1"),
         frames=("_pelvis", "_torso"),
         imu="imu_in_pelvis",
         attitude="orientation_pelvis",
@@ -81,12 +82,7 @@ STYLES = {
             "collision_{}_hand_plate",
         ),
         ("l", "r"),
-        (
-            (_HAND, _THIGH, False),
-            (_CORE, _CORE, True),
-            (_SHIN, _SHIN, True),
-            (_THIGH, _THIGH, True),
-        ),
+        ("hand0 thigh0", "hand1 thigh1", "core0 core1", "shin0 shin1", "thigh0 thigh1"),
         attitude="orientation_torso",
         home="knees_bent",
         timestep=0.005,
@@ -97,7 +93,7 @@ STYLES = {
         "{}_sho_pitch",
         "head_pan",
         "{}_foot",
-        "{}_foot1 {}_foot2",
+        "{0[0]}_foot1 {0[0]}_foot2",
         home="stand_bent_knees",
         timestep=0.004,
     ),
@@ -132,7 +128,7 @@ _ARM = """
 
 def _foot(style: Style, side: str) -> str:
     """The geoms of a foot: spheres at its corners, or a capsule along it, and a core if that is another."""
-    soles, core = style.soles.format(*[side] * 9).split(), style.geoms[_CORE].format(side)
+    soles, core = style.soles.format(*[side] * 9).split(), style.geoms[0].format(side)
     corners = [(0.1, 0.03), (-0.06, -0.03), (0.1, -0.03), (-0.06, 0.03)]
     capsule = '<geom name="{}" type="capsule" size=".02" fromto="-.06 0 {z} .1 0 {z}"/>'
     text = "".join(
@@ -146,12 +142,11 @@ def _foot(style: Style, side: str) -> str:
 
 def _touching(style: Style) -> list[tuple[str, str]]:
     """The pairs of geoms of the robot that touch."""
-    left, right = style.limbs
+    geoms = dict(zip(_PARTS, style.geoms, strict=True))
     found = []
-    for one, two, crosses in style.pairs:
-        names = [(style.geoms[one], left, right), (style.geoms[one], right, left)]
-        for name, side, other in names[: 1 if one == two else 2]:
-            found.append((name.format(side), style.geoms[two].format(other if crosses else side)))
+    for pair in style.pairs:
+        one, two = (geoms[each[:-1]].format(style.limbs[int(each[-1])]) for each in pair.split())
+        found.append((one, two))
     return found
 
 
@@ -176,16 +171,13 @@ def _sensors(style: Style) -> str:
                 f'<contact name="{sole}_floor_found" geom1="{sole}" geom2="floor" data="found"/>'
             )
     for one, two in _touching(style):
-        name = f"{one}_{two}".replace("_core", "_foot")
-        text += f'<contact name="{name}_found" geom1="{one}" geom2="{two}" data="found"/>'
+        text += f'<contact name="{one}_{two}_found" geom1="{one}" geom2="{two}" data="found"/>'
     return text
 
 
 def xml(kind: str) -> str:
     """Returns the MJCF of a biped with the names of `kind`, a key of STYLES."""
     style = STYLES[kind]
-    if kind == "g1":
-        style = style._replace(geoms=("{}_foot", *style.geoms[1:]))
     legs = arms = ""
     joints, pairs = [style.waist], _touching(style)
     for joint_side, side, y in zip(style.sides, style.limbs, (0.1, -0.1), strict=True):
