@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ class H1Joystick(SteadyCommands):
     tracking_sigma: float = 0.5
     scales: H1Scales = H1Scales()
     feet: ClassVar[tuple[str, ...]] = ("left_foot", "right_foot")
+    action_moves: ClassVar[Literal["posture", "target"]] = "target"
     critical_servos: ClassVar[bool] = True
     bounded_targets: ClassVar[bool] = True
     strides: ClassVar[tuple[float, float]] = (0.5, 2.0)

@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,8 @@ class JoystickTask(SensedRobot, abc.ABC):
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     lowest_reward: ClassVar[float] = 0.0
     """The least that a step pays."""
+    action_moves: ClassVar[Literal["posture", "target"]] = "posture"
+    """What an action moves the servos from: the posture, or the target of the step before."""
     critical_servos: ClassVar[bool] = False
     """Whether servos damp critically, by the inertia of each joint in qpos0, and not as the file says."""
     bounded_targets: ClassVar[bool] = False

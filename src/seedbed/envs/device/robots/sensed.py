@@ -23,14 +23,18 @@ class Sight(NamedTuple):
 
     Names are those that mjlab's policies have, where it has the part: `base_lin_vel`, `base_ang_vel`,
     `projected_gravity`, `joint_pos` (from the posture), `joint_vel`, `actions` and `command`. Ours are
-    `upvector`, `feet_pos`, and `servo_error`, how far joints were from their targets.
+    `upvector`, `feet_pos`, `servo_error`, how far joints were from their targets, `ones`, and those of a gait
+    (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
+    (0, a walk) and `gait_height`.
     """
 
     name: str
     size: int  # of one step
     sensors: tuple[str, ...] = ()  # of the model, that measure it; (): the trunk's state does
     history: int = 1  # steps that are seen, the newest first
-    delay: int = 0  # steps by which it is late
+    delay: int = (
+        0  # steps by which it is late; what is older than the episode is 0, or a gait's start
+    )
 
 
 class Rhythm(NamedTuple):
