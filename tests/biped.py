@@ -193,7 +193,8 @@ def xml(kind: str) -> str:
     joints += style.leg.format(*[style.sides[0]] * 9).split()
     joints += style.leg.format(*[style.sides[1]] * 9).split()
     servos = "".join(
-        f'<position name="{each}" joint="{each}" kp="80" inheritrange="1"/>' for each in joints
+        f'<position name="{each}" joint="{each}" kp="80" inheritrange="1" forcerange="-40 40"/>'
+        for each in joints
     )
     contacts = "".join(
         f'<pair geom1="{one}" geom2="{two}" condim="{3 if two == "floor" else 1}" friction=".6 .6"/>'

@@ -77,7 +77,9 @@ class Robot:
         joints = [self.model.joint(name) for name in names]
         self.places = np.array([joint.qposadr[0] for joint in joints])
         self.dofs = np.array([joint.dofadr[0] for joint in joints])
-        self._set_servos(joints, _numbers(told["joint_stiffness"]), _numbers(told["joint_damping"]))
+        damping = _numbers(told["joint_damping"])
+        within = _numbers(told["servo_damping"]) if "servo_damping" in told else 0.0 * damping
+        self._set_servos(joints, _numbers(told["joint_stiffness"]), damping - within, within)
         none, oldest = np.zeros(len(names)), 3 + max(term["delay"] for term in self.terms)
         self.actions = collections.deque([none] * oldest, maxlen=oldest)  # the newest first
         self.past: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=oldest)
@@ -91,12 +93,15 @@ class Robot:
     def _number(self, kind: str, name: str) -> int:
         return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
 
-    def _set_servos(self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray) -> None:
+    def _set_servos(
+        self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray, within: np.ndarray
+    ) -> None:
+        """Sets the gains; `damping` is the joints', and `within` is that of the servos themselves."""
         driven = list(self.model.actuator_trnid[:, 0])
         self.servos = np.array([driven.index(joint.id) for joint in joints])
         self.model.actuator_gainprm[self.servos, 0] = stiffness
         self.model.actuator_biasprm[self.servos, 1] = -stiffness
-        self.model.actuator_biasprm[self.servos, 2] = 0.0
+        self.model.actuator_biasprm[self.servos, 2] = -within
         self.model.dof_damping[self.dofs] = damping
 
     def _stand(self, keyframe: str) -> None:

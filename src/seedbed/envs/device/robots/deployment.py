@@ -18,16 +18,19 @@ def deployment(task: JoystickTask) -> dict[str, Any]:
     The order of the joints is that of the actions. A servo's torque in N m is `joint_stiffness` times (target
     - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
     action, `action_delay` steps late. If `action_moves` is `target` and not `posture`, actions are added to
-    the target of the step before, which is 0 at first. `gait` has the fields of `Rhythm`, if there is one.
+    the target of the step before, which is 0 at first. `servo_damping` is the part of the damping that counts
+    towards the largest force of a servo; the joint has the rest. `gait` has the fields of `Rhythm`.
     """
     model = compiled(task.model_path, task.servos)
     joints = model.actuator_trnid[:, 0]
-    damping = -model.actuator_biasprm[:, 2] + model.dof_damping[model.jnt_dofadr[joints]]
+    within = -model.actuator_biasprm[:, 2]
+    damping = within + model.dof_damping[model.jnt_dofadr[joints]]
     rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
     return {
         "joint_names": [model.joint(int(joint)).name for joint in joints],
         "joint_stiffness": model.actuator_gainprm[:, 0].tolist(),
         "joint_damping": damping.tolist(),
+        "servo_damping": within.tolist(),
         "default_joint_pos": [float(x) for x in task.rest],
         "keyframe": task.home,
         "action_scale": [float(task.action_scale)] * model.nu,
