@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import numpy as np
 import onnx
 import pytest
 
+import biped
 import quadruped
 from seedbed import cli, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.robots.deployment import deployment, metadata
 from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.legged import Legged
@@ -35,6 +38,16 @@ KINDS = {
     ),
     "spot": lambda path: SpotJoystick(xml_file=path, noise_level=0.0, solver_iterations=0),
     "legged": lambda path: Legged(xml_file=path, noise_level=0.0, push_speed=0.0),
+    **{
+        name: lambda path, name=name: dataclasses.replace(
+            resolve_env(f"{name}/joystick"),
+            xml_file=path,
+            noise_level=0.0,
+            push_speed=0.0,
+            solver_iterations=0,
+        )
+        for name in biped.STYLES
+    },
 }
 
 
@@ -44,8 +57,22 @@ def scenes(tmp_path_factory):
     for kind in KINDS:
         names = ("FR", "FL", "HR", "HL") if kind == "spot" else quadruped.GO1
         found[kind] = folder / f"{kind}.xml"
-        found[kind].write_text(quadruped.xml(names=names))
+        is_biped = kind in biped.STYLES
+        found[kind].write_text(biped.xml(kind) if is_biped else quadruped.xml(names=names))
     return found
+
+
+def middling(task, state):
+    """The state with the gait that the file tells of: the middle of those in training."""
+    if not task.rhythm:
+        return state
+    ride, hertz = state.inner.kept, jnp.full(1, task.rhythm.hertz)
+    gait = ride.memory.gait if task.rhythm.height else ride.memory
+    memory = gait._replace(advance=2 * np.pi * task.dt * hertz)
+    if task.rhythm.height:
+        top = jnp.full(1, task.rhythm.height)
+        memory = ride.memory._replace(gait=memory, hertz=hertz, top=top)
+    return state._replace(inner=state.inner._replace(kept=ride._replace(memory=memory)))
 
 
 @pytest.mark.quick("go1")
@@ -58,13 +85,17 @@ def test_a_program_with_the_file_alone_sees_what_training_saw(kind, scenes):
     data, command = robot.data, np.float32([0.4, -0.2, 0.3])
     reset, step = simd.vectorize(task.reset), simd.vectorize(task.step)
     commanded = simd.vectorize(task.commanded)
-    state = reset(jax.random.key(0)[None])
+    state = middling(task, reset(jax.random.key(0)[None]))
     data.qpos[:], data.qvel[:] = state.inner.qpos[0], state.inner.qvel[0]
     mujoco.mj_forward(robot.model, data)
     rng = np.random.default_rng(0)
     robot.see(command)
-    for _ in range(10):
-        action = rng.uniform(-1, 1, (1, 12)).astype(np.float32)
+    for number in range(10):
+        if number == 6 and task.rhythm:
+            command = np.zeros(3, np.float32)  # a gait may rest
+            robot.past.popleft(), robot.errors.popleft()
+            robot.see(command)
+        action = rng.uniform(-1, 1, (1, len(task.rest))).astype(np.float32)
         state = step(commanded(state, command[None]), jnp.asarray(action))
         robot.act(action[0], task.dt)
         seen = np.asarray(state.timestep.observation["state"][0])

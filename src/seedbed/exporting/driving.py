@@ -27,6 +27,7 @@ SHARES = ((0.0, 0.0, 0.0), (0.6, 0.0, 0.0), (0.0, 0.6, 0.0), (0.0, 0.0, 0.6), (0
 """Commands that the robot gets one after another, as shares of the largest."""
 _SETTLES = 1.0  # s after a new command, which do not count
 _FALLEN = 0.5  # of upright
+_STILL = 0.01  # norm of a command up to which a gait may rest
 
 
 class Drive(NamedTuple):
@@ -57,6 +58,9 @@ class Robot:
             _numbers(told[key]) for key in ("default_joint_pos", "action_scale")
         )
         self.delay = int(told["action_delay"])
+        self.moves_target = told.get("action_moves") == "target"
+        self.gait: dict[str, Any] = json.loads(told.get("gait", "{}"))
+        self.period = 1.0 / float(told["rate_hz"])
         names = told["joint_names"].split(",")
         lacking = [name for name in names if self._number("JOINT", name) < 0]
         lacking += [
@@ -73,28 +77,37 @@ class Robot:
         joints = [self.model.joint(name) for name in names]
         self.places = np.array([joint.qposadr[0] for joint in joints])
         self.dofs = np.array([joint.dofadr[0] for joint in joints])
-        self._set_servos(joints, _numbers(told["joint_stiffness"]), _numbers(told["joint_damping"]))
-        self.actions = collections.deque([np.zeros(len(names))] * 3, maxlen=3)  # the newest first
+        damping = _numbers(told["joint_damping"])
+        within = _numbers(told["servo_damping"]) if "servo_damping" in told else 0.0 * damping
+        self._set_servos(joints, _numbers(told["joint_stiffness"]), damping - within, within)
+        none, oldest = np.zeros(len(names)), 3 + max(term["delay"] for term in self.terms)
+        self.actions = collections.deque([none] * oldest, maxlen=oldest)  # the newest first
+        self.past: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=oldest)
+        self.phase = self.shown_phase = np.array(self.gait.get("start", ()))  # rad, of each foot
         longest = max(term["history"] for term in self.terms)
-        none = np.zeros(len(names))
         self.errors = collections.deque([none] * longest, maxlen=longest)  # the newest first
         self.target = np.zeros(len(names))  # before the first action, as in training
-        self._stand()
+        self.is_told = False
+        self._stand(told.get("keyframe", ""))
 
     def _number(self, kind: str, name: str) -> int:
         return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
 
-    def _set_servos(self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray) -> None:
+    def _set_servos(
+        self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray, within: np.ndarray
+    ) -> None:
+        """Sets the gains; `damping` is the joints', and `within` is that of the servos themselves."""
         driven = list(self.model.actuator_trnid[:, 0])
         self.servos = np.array([driven.index(joint.id) for joint in joints])
         self.model.actuator_gainprm[self.servos, 0] = stiffness
         self.model.actuator_biasprm[self.servos, 1] = -stiffness
-        self.model.actuator_biasprm[self.servos, 2] = 0.0
+        self.model.actuator_biasprm[self.servos, 2] = -within
         self.model.dof_damping[self.dofs] = damping
 
-    def _stand(self) -> None:
+    def _stand(self, keyframe: str) -> None:
         if self.model.nkey:
-            mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
+            number = max(0, self._number("KEY", keyframe))
+            mujoco.mj_resetDataKeyframe(self.model, self.data, number)
         self.data.qpos[self.places], self.data.qvel[:] = self.rest, 0.0
         self.data.ctrl[self.servos] = self.rest
         mujoco.mj_forward(self.model, self.data)
@@ -103,9 +116,24 @@ class Robot:
         """Returns the observation, of what is measured now."""
         joints = self.data.qpos[self.places]
         self.errors.appendleft(joints - self.target)
-        return np.concatenate([self._term(term, command) for term in self.terms], dtype=np.float32)
+        self.is_told = np.linalg.norm(command) > _STILL
+        self.past.appendleft(
+            {term["name"]: np.array(self._now(term, command)) for term in self.terms}
+        )
+        return np.concatenate([self._term(term) for term in self.terms], dtype=np.float32)
 
-    def _term(self, term: dict[str, Any], command: np.ndarray) -> np.ndarray:
+    def _term(self, term: dict[str, Any]) -> np.ndarray:
+        """Returns a part of the observation, as late as the policy is used to."""
+        name, delay = term["name"], term["delay"]
+        if name == "actions":
+            return term["scale"] * self.actions[delay]
+        if name == "gait_phase":
+            return term["scale"] * self.past[0][name]
+        if delay < len(self.past):
+            return term["scale"] * self.past[delay][name]
+        return np.zeros(term["size"])
+
+    def _now(self, term: dict[str, Any], command: np.ndarray) -> np.ndarray:
         turned = self._axes()
         read = [self.data.sensor(name).data for name in term["sensors"]]
         found: dict[str, Callable[[], np.ndarray]] = {
@@ -114,11 +142,16 @@ class Robot:
             "projected_gravity": lambda: -_matrix(read[0])[2] if read else -turned[2],
             "joint_pos": lambda: self.data.qpos[self.places] - self.rest,
             "joint_vel": lambda: self.data.qvel[self.dofs],
-            "actions": lambda: self.actions[term["delay"]],
+            "actions": lambda: self.actions[0],
             "command": lambda: command,
             "servo_error": lambda: np.concatenate([*self.errors][: term["history"]]),
+            "ones": lambda: np.ones(term["size"]),
+            "gait_phase": lambda: np.hstack([np.cos(self.shown_phase), np.sin(self.shown_phase)]),
+            "gait_frequency": lambda: np.array([self.gait["hertz"]]),
+            "gait_kind": lambda: np.zeros(1),
+            "gait_height": lambda: np.array([self.gait["height"]]),
         }
-        return term["scale"] * found.get(term["name"], lambda: np.concatenate(read))()
+        return found.get(term["name"], lambda: np.concatenate(read))()
 
     def _axes(self) -> np.ndarray:
         """Returns the trunk's axes in the world, one in each column, [3, 3]."""
@@ -129,11 +162,23 @@ class Robot:
         self.actions.appendleft(action)
         low, high = self.model.actuator_ctrlrange[self.servos].T
         limited = self.model.actuator_ctrllimited[self.servos] != 0
-        wanted = self.rest + self.scale * self.actions[self.delay]
+        centre = self.target if self.moves_target else self.rest
+        wanted = centre + self.scale * self.actions[self.delay]
         self.target = np.where(limited, np.clip(wanted, low, high), wanted)
         self.data.ctrl[self.servos] = self.target
         for _ in range(round(seconds / self.model.opt.timestep)):
             mujoco.mj_step(self.model, self.data)
+        self._stride()
+
+    def _stride(self) -> None:
+        """Moves the gait on by a step; the phase that a step had is seen after it."""
+        self.shown_phase = self.phase
+        if not self.gait:
+            return
+        ahead = self.phase + 2 * np.pi * self.gait["hertz"] * self.period
+        self.phase = np.fmod(ahead + np.pi, 2 * np.pi) - np.pi
+        if self.gait["rest"] is not None and not self.is_told:
+            self.phase = np.full_like(self.phase, self.gait["rest"])
 
     def speeds(self) -> np.ndarray:
         """Returns forward, left and turning left, of the trunk [3], in m/s and rad/s."""

@@ -58,10 +58,11 @@ OWN = frozenset(
             for name in ("_Randomise", "Scale", "Offset")
         ),
         "seedbed.envs.device.functional:Functional",
-        "seedbed.envs.device.robots.go1:Go1Scales",
+        *(
+            f"seedbed.envs.device.robots.{name.lower()}:{name}Scales"
+            for name in ("Go1", "Spot", "T1", "G1", "H1", "Berkeley", "Apollo", "Op3", "Legged")
+        ),
         "seedbed.envs.device.robots.legged:Legged",
-        "seedbed.envs.device.robots.legged:LeggedScales",
-        "seedbed.envs.device.robots.spot:SpotScales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",

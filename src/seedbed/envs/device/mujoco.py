@@ -121,6 +121,10 @@ class MujocoTask(abc.ABC):
         """Returns what acts besides the action in a step from `before`, as arguments of `physics.step`."""
         return {}
 
+    def velocities(self, before: TaskState) -> Array:
+        """Returns the velocities [nv] with which the step from `before` begins; a task may add a kick."""
+        return before.qvel
+
     @property
     def commands(self) -> tuple[Command, ...]:
         """Returns what a player may tell the task; `()` if nothing."""
@@ -263,7 +267,7 @@ class MujocoTask(abc.ABC):
     def _simulated(self, carried: TaskState) -> physics.State:
         """Returns the state of the simulation, of what was carried."""
         model = self.physics_model()
-        state = physics.init(model, carried.qpos, carried.qvel)._replace(
+        state = physics.init(model, carried.qpos, self.velocities(carried))._replace(
             qpos_low=carried.qpos_low, qacc_warmstart=carried.qacc_warmstart
         )
         if model.na:

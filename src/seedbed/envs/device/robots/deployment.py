@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from typing import Any
 
-import numpy as np
-
 from seedbed.envs.device.robots.joystick import JoystickTask
-
-mujoco: Any = importlib.import_module("mujoco")  # a package without types
+from seedbed.envs.device.robots.servos import compiled
 
 TERMS = "observation_terms"
 """The key of the parts of the observation in order: JSON, with the fields of `Sight`."""
@@ -21,25 +17,32 @@ def deployment(task: JoystickTask) -> dict[str, Any]:
 
     The order of the joints is that of the actions. A servo's torque in N m is `joint_stiffness` times (target
     - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
-    action, `action_delay` steps late.
+    action, `action_delay` steps late. If `action_moves` is `target` and not `posture`, actions are added to
+    the target of the step before, which is 0 at first. `servo_damping` is the part of the damping that counts
+    towards the largest force of a servo; the joint has the rest. `gait` has the fields of `Rhythm`.
     """
-    model = mujoco.MjModel.from_xml_path(str(task.model_path))
+    model = compiled(task.model_path, task.servos)
     joints = model.actuator_trnid[:, 0]
-    damping = -model.actuator_biasprm[:, 2] + model.dof_damping[model.jnt_dofadr[joints]]
-    stiffness = model.actuator_gainprm[:, 0]
+    within = -model.actuator_biasprm[:, 2]
+    damping = within + model.dof_damping[model.jnt_dofadr[joints]]
+    rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
     return {
         "joint_names": [model.joint(int(joint)).name for joint in joints],
-        "joint_stiffness": np.full(model.nu, task.kp).tolist() if task.kp else stiffness.tolist(),
-        "joint_damping": np.full(model.nu, task.kd).tolist() if task.kd else damping.tolist(),
+        "joint_stiffness": model.actuator_gainprm[:, 0].tolist(),
+        "joint_damping": damping.tolist(),
+        "servo_damping": within.tolist(),
         "default_joint_pos": [float(x) for x in task.rest],
+        "keyframe": task.home,
         "action_scale": [float(task.action_scale)] * model.nu,
         "action_delay": task.action_latency,
+        "action_moves": task.action_moves,
         "rate_hz": 1.0 / task.dt,
         "command_names": [command.name for command in task.commands],
         "command_ranges": [[command.low, command.high] for command in task.commands],
         "observation_names": [sight.name for sight in task.sights],
         "observation_history_lengths": [sight.history for sight in task.sights],
         TERMS: [{**sight._asdict(), "scale": 1.0} for sight in task.sights],
+        **rhythm,
     }
 
 
@@ -55,6 +58,8 @@ def metadata(described: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
     if not isinstance(value, list):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if any(isinstance(each, list | dict) for each in value):

@@ -5,22 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.commands import PiecemealCommands
+from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
 
-_SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Go1Scales(Scales):
+class Go1Scales(QuadrupedScales):
     """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
 
     dof_pos_limits: float = -1.0
@@ -29,7 +26,7 @@ class Go1Scales(Scales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Go1Joystick(JoystickTask):
+class Go1Joystick(PiecemealCommands):
     """Go1, a quadruped of 12 joints, follows a joystick on flat ground.
 
     Observation, reward and commands are those of MuJoCo Playground's Go1JoystickFlatTerrain, and so is the
@@ -47,12 +44,6 @@ class Go1Joystick(JoystickTask):
     base_velocity: bool = True
     """Whether the observation has the trunk's velocity, which a real robot does not measure."""
     feet: ClassVar[tuple[str, ...]] = ("FR", "FL", "RR", "RL")
-
-    def next_command(self, key: Array, last: Array) -> Array:
-        """Draws each number anew with probability 1/2; it is then 0 more often than not."""
-        drawn, kept, other = jax.random.split(key, 3)
-        new = self.first_command(drawn) * jax.random.bernoulli(kept, jnp.asarray(_SHARE), (3,))
-        return jnp.where(jax.random.bernoulli(other, 0.5, (3,)), new, last)
 
     def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
         """Returns velocity, turning, gravity, and the joints' positions and velocities."""
@@ -78,8 +69,9 @@ class Go1Joystick(JoystickTask):
             Sight("command", 3),
         )
 
-    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
         """Returns the same without noise, accelerations, forces, the feet and pushes."""
+        seen = kept.seen
         return [
             self.read(now, "gyro"),
             self.read(now, "accelerometer"),

@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,14 @@ class JoystickTask(SensedRobot, abc.ABC):
     """Weights of the reward's terms."""
     solver_iterations: int = 0
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
+    lowest_reward: ClassVar[float] = 0.0
+    """The least that a step pays."""
+    action_moves: ClassVar[Literal["posture", "target"]] = "posture"
+    """What an action moves the servos from: the posture, or the target of the step before."""
+    critical_servos: ClassVar[bool] = False
+    """Whether servos damp critically, by the inertia of each joint in qpos0, and not as the file says."""
+    bounded_targets: ClassVar[bool] = False
+    """Whether the targets of the servos are held within the servos' range."""
     clearance: ClassVar[float] = 0.1
     """How high a foot should swing, in m."""
     push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
@@ -66,8 +74,8 @@ class JoystickTask(SensedRobot, abc.ABC):
         """Returns what the robot measures, in parts: each [n] with the size of its noise, or sizes [n]."""
 
     @abc.abstractmethod
-    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
-        """Returns what only critics see besides the observation."""
+    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
+        """Returns what only critics see besides the observation; `[]` if they see nothing else."""
 
     @abc.abstractmethod
     def next_command(self, key: Array, last: Array) -> Array:
@@ -79,13 +87,19 @@ class JoystickTask(SensedRobot, abc.ABC):
     ) -> dict[str, Array]:
         """Returns the terms of the reward by name, unweighted; `ride` is what was kept before the step."""
 
-    def remembered(self, memory: Tree, measured: Array, targets: Array) -> Tree:
-        """Returns the memory after a measurement [m]; `targets` [nu] of the servos were those of the step."""
-        return memory
+    def remembered(
+        self, kept: Ride, now: physics.Data, measured: Array, targets: Array | None
+    ) -> Tree:
+        """Returns the memory after a step, whose noisy measurement is `measured` [m].
 
-    def state(self, seen: Seen, memory: Tree) -> list[Array]:
+        `kept` is what was kept before the step, and `targets` [nu] are the servos' of the step, in rad; None
+        when an episode opens.
+        """
+        return kept.memory
+
+    def state(self, kept: Ride) -> list[Array]:
         """Returns the parts of the observation of the policy."""
-        return [seen.measured, seen.action, seen.command]
+        return [kept.seen.measured, kept.seen.action, kept.seen.command]
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
@@ -115,8 +129,12 @@ class JoystickTask(SensedRobot, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        servos = Servos(self.kp, self.kd)
-        return with_servos(self.model_path, self.integrator, servos, self.solver_iterations)
+        return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
+
+    @property
+    def servos(self) -> Servos:
+        """Returns the gains of the joints."""
+        return Servos(self.kp, self.kd, self.critical_servos)
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
@@ -137,33 +155,49 @@ class JoystickTask(SensedRobot, abc.ABC):
     def control(self, kept: Ride, action: Array) -> Array:
         """Returns the targets of the servos [nu], in rad."""
         sent = kept.action if self.action_latency else action
-        return self.rest + self.action_scale * sent
+        targets = self.centre(kept) + self.action_scale * sent
+        if not self.bounded_targets:
+            return targets
+        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
+        return jnp.clip(targets, low, high)
+
+    def centre(self, kept: Ride) -> Array:
+        """Returns the targets [nu] in rad about which an action moves the servos."""
+        return self.rest
 
     def begin(self, key: Array) -> Ride:
         """Draws the first command and the first push; consumes the key."""
+        memory = self.first_memory(jax.random.fold_in(key, 0x6D656D6F))
         key, command, until, *pushes = jax.random.split(key, 6)
         feet, nu = len(self.feet), self.physics_model().nu
         still, no = jnp.zeros(feet, jnp.float32), jnp.zeros(feet, bool)
         idle, count = jnp.zeros(nu, jnp.float32), jnp.int32(0)
         first, nothing = self.first_command(command), jnp.zeros(3, jnp.float32)
-        waits, seconds, speeds = (
-            jax.random.uniform(drawn, (), jnp.float32, *bounds)
-            for drawn, bounds in zip(
-                pushes, (self.push_waits, self.push_seconds, (0.0, self.push_speed)), strict=True
-            )
-        )
-        push = Push(
-            self._steps(waits), self._steps(seconds), seconds, speeds, count, count, nothing
-        )
+        push = self.first_push(pushes)
         blank = jnp.zeros(self._sizes.size, jnp.float32)
         seen = Seen(blank, first, idle, no, still, nothing, jnp.bool_(False))
         feet_now, until = Feet(no, still, still), self.lasting(until)
-        memory = self.no_memory()
         return Ride(key, count, first, until, idle, idle, feet_now, push, seen, memory)
 
-    def no_memory(self) -> Tree:
-        """Returns the memory before the first measurement; the targets of the servos count as 0 then."""
+    def first_memory(self, key: Array) -> Tree:
+        """Draws the memory before the first measurement; consumes the key."""
         return ()
+
+    def first_push(self, keys: list[Array]) -> Push:
+        """Draws when an episode's pushes come, how long they last and how fast they are; consumes 3 keys."""
+        ranges = (self.push_waits, self.push_seconds, (0.0, self.push_speed))
+        waits, seconds, speeds = (
+            jax.random.uniform(drawn, (), jnp.float32, *bounds)
+            for drawn, bounds in zip(keys, ranges, strict=True)
+        )
+        count, nothing = jnp.int32(0), jnp.zeros(3, jnp.float32)
+        return Push(
+            self._steps(waits), self._steps(seconds), seconds, speeds, count, count, nothing
+        )
+
+    def next_push(self, push: Push, key: Array) -> Push:
+        """Returns the push of the next step; consumes the key."""
+        return push.later(key)
 
     def first_command(self, key: Array) -> Array:
         """Draws the command [3] that opens an episode; consumes the key."""
@@ -176,14 +210,14 @@ class JoystickTask(SensedRobot, abc.ABC):
         noise = jax.random.fold_in(kept.key, 0x6E6F6973 ^ number)
         measured = self._measured(now, noise)
         if action is None:
-            memory = self.remembered(kept.memory, measured, jnp.zeros_like(kept.action))
+            memory = self.remembered(kept, now, measured, None)
             return kept._replace(seen=kept.seen._replace(measured=measured), memory=memory)
         feet = self.moved_feet(now, kept.feet)
         key = jax.random.fold_in(kept.key, kept.step)
         drawn, until_key, turn = jax.random.split(key, 3)
         until = kept.until - 1
         over = until <= 0
-        push = kept.push.later(turn) if self.push_speed else kept.push
+        push = self.next_push(kept.push, turn) if self.push_speed else kept.push
         return Ride(
             key=kept.key,
             step=kept.step + 1,
@@ -206,7 +240,7 @@ class JoystickTask(SensedRobot, abc.ABC):
                 push=self.force(kept.push),
                 pushed=push.since >= push.wait,
             ),
-            memory=self.remembered(kept.memory, measured, self.control(kept, action)),
+            memory=self.remembered(kept, now, measured, self.control(kept, action)),
         )
 
     @property
@@ -226,7 +260,7 @@ class JoystickTask(SensedRobot, abc.ABC):
         ride = state.inner.kept
         seen = ride.seen._replace(command=command)
         ride = ride._replace(command=command, until=jnp.int32(1), seen=seen)
-        policy = {"state": jnp.concatenate(self.state(ride.seen, ride.memory))}
+        policy = {"state": jnp.concatenate(self.state(ride))}
         return state._replace(
             inner=state.inner._replace(kept=ride),
             timestep=state.timestep._replace(observation=state.timestep.observation | policy),
@@ -258,10 +292,9 @@ class JoystickTask(SensedRobot, abc.ABC):
 
     def shown(self, now: physics.Data, kept: Ride) -> Tree:
         """Returns what the policy sees, under `state`, and what critics see besides."""
-        return {
-            "state": jnp.concatenate(self.state(kept.seen, kept.memory)),
-            PRIVILEGED: jnp.concatenate(self.privileged(now, kept.seen)),
-        }
+        state, unseen = self.state(kept), self.privileged(now, kept)
+        shown = {"state": jnp.concatenate(state)}
+        return shown | ({PRIVILEGED: jnp.concatenate(unseen)} if unseen else {})
 
     def _measured(self, now: physics.Data, key: Array) -> jax.Array:
         """Returns what the robot measures with noise [m]; consumes the key."""
@@ -297,7 +330,7 @@ class JoystickTask(SensedRobot, abc.ABC):
             name: getattr(self.scales, name) * term
             for name, term in self.terms(before.kept, now, action, fallen).items()
         }
-        reward = jnp.maximum(sum(terms.values()) * self.dt, 0.0)
+        reward = jnp.maximum(sum(terms.values()) * self.dt, self.lowest_reward)
         metrics = {f"reward_{name}": jnp.float32(term) for name, term in terms.items()}
         return Verdict(reward, fallen, metrics)
 
@@ -311,7 +344,7 @@ class JoystickTask(SensedRobot, abc.ABC):
         off = squares(command[:2] - self.velocity(now)[:2])
         off_turning = jnp.square(command[2] - self.turning(now)[2])
         feet, force = self.moved_feet(now, ride.feet), jnp.abs(now.actuator_force)
-        landed = (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
+        landed = self.landed(ride, feet)
         along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
         off_height = jnp.abs(self.heights(now) - self.clearance)
         peaks = jnp.square(feet.peak / self.clearance - 1)
@@ -329,6 +362,10 @@ class JoystickTask(SensedRobot, abc.ABC):
             "feet_slip": (along * feet.contact).sum(),
             "feet_air_time": ((feet.air_time - 0.1) * landed).sum() * told,
         }
+
+    def landed(self, ride: Ride, feet: Feet) -> jax.Array:
+        """Returns which feet, that were in the air before the step, are or were on the ground [n]."""
+        return (ride.feet.air_time > 0) & (feet.contact | ride.feet.contact)
 
     def told(self, ride: Ride) -> jax.Array:
         """Returns whether the robot is to move."""

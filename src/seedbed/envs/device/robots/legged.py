@@ -15,7 +15,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.physics.math import quat_to_mat
 from seedbed.types import Array, SeedbedError
@@ -37,7 +37,7 @@ class Standing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeggedScales(Scales):
+class LeggedScales(QuadrupedScales):
     """The weights of the reward's terms in 1/s."""
 
     tracking_lin_vel: float = 4.0
@@ -126,8 +126,9 @@ class Legged(JoystickTask):
             Sight("command", 3),
         )
 
-    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
         """Returns the same without noise, the height, forces, the feet and pushes."""
+        seen = kept.seen
         return [
             self.observe(now),
             now.qpos[2:3],

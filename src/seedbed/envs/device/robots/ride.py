@@ -80,7 +80,12 @@ class Ride(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scales:
-    """The weights in 1/s of the terms of `JoystickTask.usual_terms`; names and numbers are Playground's."""
+    """The weights in 1/s of the terms of a reward; names and numbers are MuJoCo Playground's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuadrupedScales(Scales):
+    """The weights in 1/s of the terms of `JoystickTask.usual_terms`."""
 
     tracking_lin_vel: float = 1.0
     tracking_ang_vel: float = 0.5

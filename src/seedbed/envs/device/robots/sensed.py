@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -21,14 +23,27 @@ class Sight(NamedTuple):
 
     Names are those that mjlab's policies have, where it has the part: `base_lin_vel`, `base_ang_vel`,
     `projected_gravity`, `joint_pos` (from the posture), `joint_vel`, `actions` and `command`. Ours are
-    `upvector`, `feet_pos`, and `servo_error`, how far joints were from their targets.
+    `upvector`, `feet_pos`, `servo_error`, how far joints were from their targets, `ones`, and those of a gait
+    (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
+    (0, a walk) and `gait_height`.
     """
 
     name: str
     size: int  # of one step
     sensors: tuple[str, ...] = ()  # of the model, that measure it; (): the trunk's state does
     history: int = 1  # steps that are seen, the newest first
-    delay: int = 0  # steps by which it is late
+    delay: int = (
+        0  # steps by which it is late; what is older than the episode is 0, or a gait's start
+    )
+
+
+class Rhythm(NamedTuple):
+    """The gait that a policy sees as `gait_phase`, for programs that feed it outside of Seedbed."""
+
+    hertz: float  # strides per second
+    start: tuple[float, ...]  # rad, the phase of each foot when an episode opens
+    rest: float | None = None  # rad, the phase of all feet while the command is 0; None: they go on
+    height: float | None = None  # m, to which feet swing, if the policy sees that
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,13 +52,28 @@ class SensedRobot(MujocoTask, abc.ABC):
 
     home: ClassVar[str] = "home"
     """Keyframe with the posture."""
+    frame: ClassVar[str] = ""
+    """Ending of the names of the sensors that measure the trunk."""
+
     feet: ClassVar[tuple[str, ...]]
-    """Sites of the feet; each has sensors `NAME_global_linvel` and `NAME_floor_found`."""
+    """Sites of the feet; each has a sensor `NAME_global_linvel`."""
+    soles: ClassVar[tuple[str, ...]] = ("{}",)
+    """Parts of a foot that may touch the ground; sensors `PART_floor_found` tell. {} is the foot's name."""
 
     @property
     def sights(self) -> tuple[Sight, ...]:
         """Returns the parts of what the policy sees, in order; `()` if the task does not tell."""
         return ()
+
+    @property
+    def attitude(self) -> str:
+        """Returns the name of the sensor of the trunk's orientation."""
+        return f"orientation{self.frame}"
+
+    @property
+    def rhythm(self) -> Rhythm | None:
+        """Returns the gait of which the policy sees the phase; None if it sees none."""
+        return None
 
     @property
     def at_home(self) -> np.ndarray:
@@ -63,38 +93,65 @@ class SensedRobot(MujocoTask, abc.ABC):
         """Returns the targets [nu] of the servos in rad about which actions move them."""
         return self.posture
 
+    def at_rest(self) -> tuple[Array, Array]:
+        """Returns qpos [nq] of the posture, and qvel [nv] at rest."""
+        return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
+
+    def per_joint(self, numbers: Mapping[str, float], other: float) -> np.ndarray:
+        """Returns a number for each joint [nq - 7]: by the first ending that its name has, else `other`."""
+        names = [name.removesuffix("_joint") for name in self.physics_model().names.joint[1:]]
+        found = [
+            next((number for end, number in numbers.items() if name.endswith(end)), other)
+            for name in names
+        ]
+        return np.array(found, np.float32)
+
     def read(self, now: physics.Data, sensor: str) -> jax.Array:
         """Returns the value of a sensor of the model, by its name."""
         return physics.sensor(self.physics_model(), now, sensor)
 
     def velocity(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's velocity in its own frame [3], in m/s."""
-        return self.read(now, "local_linvel")
+        return self.read(now, f"local_linvel{self.frame}")
 
     def turning(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's angular velocity in its own frame [3], in rad/s."""
-        return self.read(now, "gyro")
+        return self.read(now, f"gyro{self.frame}")
 
     def in_world(self, now: physics.Data) -> tuple[Array, Array]:
         """Returns the trunk's velocity and angular velocity in the world, [3] each, in m/s and rad/s."""
-        return self.read(now, "global_linvel"), self.read(now, "global_angvel")
+        velocity = self.read(now, f"global_linvel{self.frame}")
+        return velocity, self.read(now, f"global_angvel{self.frame}")
 
     def up(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's own z axis in the world [3]."""
-        return self.read(now, "upvector")
+        return self.read(now, f"upvector{self.frame}")
 
     def contacts(self, now: physics.Data) -> jax.Array:
         """Returns which feet are on the ground [n]."""
-        return jnp.stack([self.read(now, f"{foot}_floor_found")[0] > 0 for foot in self.feet])
+        parts = [[f"{part.format(foot)}_floor" for part in self.soles] for foot in self.feet]
+        return jnp.stack([self.any_found(now, pairs) for pairs in parts])
+
+    def any_found(self, now: physics.Data, pairs: Sequence[str]) -> jax.Array:
+        """Returns whether one of some sensors `PAIR_found` has found a contact."""
+        return functools.reduce(jnp.logical_or, [self.found(now, pair) for pair in pairs])
+
+    def found(self, now: physics.Data, pair: str) -> jax.Array:
+        """Returns whether a sensor `PAIR_found` has found a contact."""
+        return self.read(now, f"{pair}_found")[0] > 0
 
     def gravity(self, now: physics.Data) -> jax.Array:
         """Returns the direction of gravity [3] in the frame of the robot's inertial sensor."""
-        return -quat_to_mat(self.read(now, "orientation"))[2]
+        return -quat_to_mat(self.read(now, self.attitude))[2]
 
     def heights(self, now: physics.Data) -> jax.Array:
         """Returns how high the feet are [n], in m."""
+        return self.sites(now)[:, 2]
+
+    def sites(self, now: physics.Data) -> jax.Array:
+        """Returns where the feet are in the world [n, 3], in m."""
         sites = self.physics_model().names.site
-        return jnp.stack([now.site_xpos[sites.index(foot), 2] for foot in self.feet])
+        return jnp.stack([now.site_xpos[sites.index(foot)] for foot in self.feet])
 
     def foot_velocities(self, now: physics.Data) -> jax.Array:
         """Returns the velocities of the feet [n, 3] in the world, in m/s."""

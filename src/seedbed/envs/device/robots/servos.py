@@ -7,6 +7,8 @@ import functools
 import importlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from seedbed import physics
 from seedbed.physics.model import EULER
 
@@ -18,19 +20,32 @@ class Servos(NamedTuple):
 
     kp: float  # N m/rad
     kd: float  # N m s/rad
+    critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
+
+
+def compiled(path: Any, servos: Servos) -> Any:
+    """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
+
+    MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
+    """
+    model = mujoco.MjModel.from_xml_path(str(path))
+    kp, kd, critical = servos
+    if kd:
+        model.dof_damping[6:] = kd
+    if kp:
+        model.actuator_gainprm[:, 0] = kp
+        model.actuator_biasprm[:, 1] = -kp
+    if critical:
+        dofs = model.jnt_dofadr[model.actuator_trnid[:, 0]]
+        damping = 2 * np.sqrt(model.actuator_gainprm[:, 0] * model.dof_M0[dofs])
+        model.actuator_biasprm[:, 2] = -damping
+    return model
 
 
 @functools.cache
 def with_servos(path: Any, integrator: str, servos: Servos, iterations: int) -> physics.Model:
-    """Loads a model whose servos and joints get other gains, as Playground changes them after compiling."""
-    kp, kd = servos
-    compiled = mujoco.MjModel.from_xml_path(str(path))
-    if kd:
-        compiled.dof_damping[6:] = kd
-    if kp:
-        compiled.actuator_gainprm[:, 0] = kp
-        compiled.actuator_biasprm[:, 1] = -kp
-    model = physics.load(compiled)
+    """Loads a model whose servos and joints get other gains."""
+    model = physics.load(compiled(path, servos))
     opt = model.opt
     if integrator == "euler":
         opt = opt._replace(integrator=EULER)

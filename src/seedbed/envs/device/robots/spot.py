@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.ride import Ride, Scales, Seen
+from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
 
 _HISTORY = 3  # steps
-_STILL = 0.1  # how often a command is 0
-_LASTS = 201  # steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpotScales(Scales):
+class SpotScales(QuadrupedScales):
     """The weights of the reward's terms in 1/s; the names are MuJoCo Playground's."""
 
     tracking_lin_vel: float = 1.5
@@ -33,7 +30,7 @@ class SpotScales(Scales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpotJoystick(JoystickTask):
+class SpotJoystick(SteadyCommands):
     """Spot, a quadruped of 12 joints, follows a joystick on flat ground, without seeing its own speed.
 
     Observation, reward and commands are those of MuJoCo Playground's SpotFlatTerrainJoystick, and so is the
@@ -50,32 +47,13 @@ class SpotJoystick(JoystickTask):
     scales: SpotScales = SpotScales()
     feet: ClassVar[tuple[str, ...]] = ("FL", "FR", "HL", "HR")
     clearance: ClassVar[float] = 0.12
+    bounded_targets: ClassVar[bool] = True
+    command_steps: ClassVar[int] = 201
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Returns the home posture at rest; does not consume the key."""
         del key
-        return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
-
-    def first_command(self, key: Array) -> Array:
-        """Draws any command, or 0; consumes the key."""
-        drawn, still = jax.random.split(key)
-        command = super().first_command(drawn)
-        return jnp.where(jax.random.bernoulli(still, _STILL), 0.0, command)
-
-    def next_command(self, key: Array, last: Array) -> Array:
-        """Draws as at the start; consumes the key."""
-        del last
-        return self.first_command(key)
-
-    def lasting(self, key: Array) -> Array:
-        """Returns 201 steps; does not consume the key."""
-        del key
-        return jnp.int32(_LASTS)
-
-    def control(self, kept: Ride, action: Array) -> Array:
-        """Returns the targets of the servos [nu] within their range, in rad."""
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
-        return jnp.clip(super().control(kept, action), low, high)
+        return self.at_rest()
 
     def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
         """Returns turning, where up is, the joints' positions, and where the feet are in the body's frame."""
@@ -87,20 +65,25 @@ class SpotJoystick(JoystickTask):
             (feet, np.tile([0.01, 0.005, 0.02], len(self.feet))),
         ]
 
-    def no_memory(self) -> Array:
-        """Returns zeros for the errors of the servos, [36]."""
+    def first_memory(self, key: Array) -> Array:
+        """Returns zeros for the errors of the servos, [36]; does not consume the key."""
+        del key
         return jnp.zeros(_HISTORY * self.physics_model().nu, jnp.float32)
 
-    def remembered(self, memory: Array, measured: Array, targets: Array) -> Array:
+    def remembered(
+        self, kept: Ride, now: physics.Data, measured: Array, targets: Array | None
+    ) -> Array:
         """Returns how far the joints were from their targets, the newest step first."""
+        if targets is None:
+            targets = jnp.zeros_like(kept.action)
         error = measured[6 : 6 + targets.shape[0]] - targets
-        return jnp.concatenate([error, memory[: -targets.shape[0]]])
+        return jnp.concatenate([error, kept.memory[: -targets.shape[0]]])
 
-    def state(self, seen: Seen, memory: Array) -> list[Array]:
+    def state(self, kept: Ride) -> list[Array]:
         """Returns what is measured, with the errors of the servos after the joints, action and command."""
-        end = 6 + len(self.posture)
+        seen, end = kept.seen, 6 + len(self.posture)
         body, joints, feet = jnp.split(seen.measured, [6, end])
-        return [body, joints - self.posture, memory, feet, seen.action, seen.command]
+        return [body, joints - self.posture, kept.memory, feet, seen.action, seen.command]
 
     @property
     def sights(self) -> tuple[Sight, ...]:
@@ -116,8 +99,9 @@ class SpotJoystick(JoystickTask):
             Sight("command", 3),
         )
 
-    def privileged(self, now: physics.Data, seen: Seen) -> list[Array]:
+    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
         """Returns the same without noise, speeds, accelerations, forces, the feet and pushes."""
+        seen = kept.seen
         return [
             *(self.read(now, name) for name in ("gyro", "accelerometer", "upvector")),
             *(self.read(now, name) for name in ("local_linvel", "global_angvel")),
