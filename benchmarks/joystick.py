@@ -25,6 +25,11 @@ ROBOTS, STEPS, SEED = 64, 1000, 1
 TASKS = {
     "go1/joystick/ppo": "Go1JoystickFlatTerrain-v1",
     "spot/joystick/ppo": "SpotFlatTerrainJoystick-v1",
+    "t1/joystick/ppo": "T1JoystickFlatTerrain-v1",
+    "g1/joystick/ppo": "G1JoystickFlatTerrain-v1",
+    "h1/joystick/ppo": "H1JoystickGaitTracking-v1",
+    "berkeley/joystick/ppo": "BerkeleyHumanoidJoystickFlatTerrain-v1",
+    "op3/joystick/ppo": "Op3Joystick-v1",
 }
 """EnvPool's tasks, by preset."""
 LARGEST_PUSH = 1.0  # m/s; the trunk's speed changes by a third of it
@@ -64,20 +69,44 @@ def in_envpool(run: str, task: str) -> Found:
     import envpool  # type: ignore[import-not-found]
 
     import seedbed
+    from seedbed.config.resolve import resolve_env
 
     policy = seedbed.load(run, newest=True)
     envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED)
+    usual: Any = resolve_env(f"{task_of(task)}/joystick")
     observation, info = envs.reset()
     upright, errors = np.ones(ROBOTS, bool), []
     for _ in range(STEPS):
         command = info["command"]
-        action = policy.act({"state": observation["state"].astype(np.float32)})
+        whole = isinstance(observation, dict)
+        state = observation["state"] if whole else observation
+        action = policy.act({"state": state.astype(np.float32)})
         observation, _, terminated, _, info = envs.step(np.asarray(action, np.float64))
-        known = observation["privileged_state"][:, observation["state"].shape[1] :]
-        off = np.hstack([command[:, :2] - known[:, 9:11], command[:, 2:] - known[:, 2:3]])
+        if whole:
+            known = observation["privileged_state"][:, observation["state"].shape[1] :]
+            off = np.hstack([command[:, :2] - known[:, 9:11], command[:, 2:] - known[:, 2:3]])
+        else:
+            off = told_by_rewards(info, usual)
         errors.append(np.where(upright[:, None], off, np.nan))
         upright &= ~terminated
     return judged(errors, upright)
+
+
+def task_of(name: str) -> str:
+    """Returns the robot of one of EnvPool's tasks."""
+    return next(preset.split("/")[0] for preset, task in TASKS.items() if task == name)
+
+
+def told_by_rewards(info: dict[str, np.ndarray], task: Any) -> np.ndarray:
+    """Returns errors [n, 3] as large as those of the command, of what a step was paid for following it.
+
+    Of a task whose observation has no speeds; the error along the ground stands in the first number.
+    """
+    parts = []
+    for name in ("tracking_lin_vel", "tracking_ang_vel"):
+        share = info[f"reward_{name}"] / getattr(task.scales, name)
+        parts.append(np.sqrt(-task.tracking_sigma * np.log(np.clip(share, 1e-300, 1.0))))
+    return np.stack([parts[0], np.zeros_like(parts[0]), parts[1]], axis=1)
 
 
 class Robot:
