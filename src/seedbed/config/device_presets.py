@@ -7,7 +7,7 @@ does not need. `seedbed list` shows their docstrings: one line each.
 from __future__ import annotations
 
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.device_recipes import joystick_ppo, on_device_ppo
+from seedbed.config.device_recipes import joystick_ppo, on_device_ppo, suite_ppo
 from seedbed.run.options import FusedConfig
 
 
@@ -128,6 +128,51 @@ def spot_joystick_ppo() -> TrainConfig:
 
     scales = SpotScales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
     return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 32_000_000)
+
+
+def dm_cartpole_swingup_ppo() -> TrainConfig:
+    """dm_control's cart swings its pole up on our own physics with PPO."""
+    from seedbed.envs.device.suite.poles import CartpoleSwingup
+
+    small = (64, 64)
+    # Noise that does not fade: without it, policies swing the pole and never stop it.
+    return suite_ppo(
+        CartpoleSwingup(),
+        epochs=4,
+        hidden_sizes=small,
+        value_sizes=small,
+        least_scale=0.3,
+        entropy_cost=0.005,
+    )
+
+
+def dm_cheetah_run_ppo() -> TrainConfig:
+    """dm_control's cheetah runs on our own physics with PPO."""
+    from seedbed.envs.device.suite.planar import CheetahRun
+
+    return suite_ppo(CheetahRun(), 20_000_000, hidden_sizes=(256, 128), least_scale=0.2)
+
+
+def dm_humanoid_walk_ppo() -> TrainConfig:
+    """dm_control's humanoid gets up and walks on our own physics with PPO."""
+    from seedbed.envs.device.suite.humanoid import HumanoidWalk
+
+    # With the margin of the task, a humanoid on the ground is paid nothing for getting up, until it stands.
+    return suite_ppo(HumanoidWalk(standing_margin=1.2), 20_000_000)
+
+
+def dm_walker_walk_ppo() -> TrainConfig:
+    """dm_control's walker walks on our own physics with PPO."""
+    from seedbed.envs.device.suite.planar import WalkerWalk
+
+    return suite_ppo(WalkerWalk(), 6_000_000)
+
+
+def dm_walker_run_ppo() -> TrainConfig:
+    """dm_control's walker runs on our own physics with PPO."""
+    from seedbed.envs.device.suite.planar import WalkerRun
+
+    return suite_ppo(WalkerRun())
 
 
 def grasp_ppo() -> TrainConfig:
