@@ -130,6 +130,29 @@ def spot_joystick_ppo() -> TrainConfig:
     return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 32_000_000)
 
 
+def t1_joystick_ppo() -> TrainConfig:
+    """Booster's T1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.t1 import T1Joystick, T1Scales
+
+    scales = T1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
+    return joystick_ppo(T1Joystick(scales=scales, tracking_sigma=0.5), 30_000_000)
+
+
+def g1_joystick_ppo() -> TrainConfig:
+    """Unitree's G1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.g1 import G1Joystick, G1Scales
+
+    scales = G1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
+    return joystick_ppo(G1Joystick(scales=scales, tracking_sigma=0.5), 40_000_000)
+
+
+def h1_joystick_ppo() -> TrainConfig:
+    """Unitree's H1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.h1 import H1Joystick
+
+    return joystick_ppo(H1Joystick(tracking_sigma=1.0), 50_000_000)
+
+
 def dm_cartpole_swingup_ppo() -> TrainConfig:
     """dm_control's cart swings its pole up on our own physics with PPO."""
     from seedbed.envs.device.suite.poles import CartpoleSwingup
@@ -151,6 +174,14 @@ def dm_cheetah_run_ppo() -> TrainConfig:
     from seedbed.envs.device.suite.planar import CheetahRun
 
     return suite_ppo(CheetahRun(), 20_000_000, hidden_sizes=(256, 128), least_scale=0.2)
+
+
+def dm_finger_spin_sac() -> TrainConfig:
+    """dm_control's finger spins a body on our own physics with SAC: PPO settles for half of the reward."""
+    from seedbed.agents.sac import Sac
+    from seedbed.envs.device.suite.finger import FingerSpin
+
+    return TrainConfig(FingerSpin(), Sac(ratio=128.0), FusedConfig(steps=250_000))
 
 
 def dm_humanoid_walk_ppo() -> TrainConfig:
