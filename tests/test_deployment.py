@@ -160,3 +160,18 @@ def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
         Robot(bare_of, told)
     with pytest.raises(SeedbedError, match=r"bare\.xml lacks gyro, which the policy needs"):
         Robot(bare, told)
+
+
+def test_a_robot_of_a_file_stands_in_the_first_keyframe(tmp_path):
+    """Whatever the names are: one of them may be that of other tasks' posture."""
+    pose = "0 0 .278 1 0 0 0 .1 .9 -1.8 -.1 .9 -1.8 .1 .9 -1.8 -.1 .9 -1.8"
+    fallen = pose.replace("0 0 .278 1 0 0 0", "0 0 2.5 0 1 0 0")
+    path = tmp_path / "robot.xml"
+    text = quadruped.xml(home="stand")
+    path.write_text(text.replace("</keyframe>", f'<key name="home" qpos="{fallen}"/></keyframe>'))
+    task = Legged(xml_file=str(path), noise_level=0.0, push_speed=0.0)
+    assert task.home == "stand"
+    assert Robot(path, metadata(deployment(task))).data.qpos[2] == pytest.approx(0.278)
+    path.write_text(quadruped.xml(home="other"))
+    with pytest.raises(SeedbedError, match=r"robot.xml lacks the keyframe stand, in which the"):
+        Robot(path, metadata(deployment(task)))

@@ -364,6 +364,24 @@ def test_the_time_goes_on_from_step_to_step_where_it_is_read(lift):
     assert lift.reset(jax.random.key(0)).inner.time == ()
 
 
+class Kicked(Lift):
+    """A task that kicks a body at a time."""
+
+    def velocities(self, before):
+        return before.qvel + jnp.where(before.time > 0.5 * self.dt, 1.0, 0.0)
+
+
+@pytest.mark.slow
+def test_a_kick_may_come_at_a_time(lift):
+    task = Kicked(xml_file=lift.xml_file)
+    state = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 4))
+    step, speeds = jax.jit(simd.vectorize(task.step)), []
+    for _ in range(2):
+        state = step(state, jnp.full((4, 1), 2 * 9.81))
+        speeds.append(state.timestep.observation["speed"][:, 0])
+    np.testing.assert_allclose(speeds[1] - speeds[0], 1.0, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_clock_among_the_sensors_goes_on(lift, tmp_path):
     path = tmp_path / "clock.xml"

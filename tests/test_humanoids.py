@@ -286,6 +286,18 @@ def test_servos_of_h1_damp_critically(bipeds):
     np.testing.assert_allclose(model.actuator_biasprm[:, 2], -2 * np.sqrt(80 * inertia), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("forward", "backward"), [(0.0, 0.6), (1.5, 0.0), (0.0, 0.0)])
+def test_op3_may_be_told_never_to_go_forward_or_backward(forward, backward, bipeds):
+    ranges = (forward, 0.8, 0.7)
+    task = task_of("op3", bipeds["op3"], command_ranges=ranges, backward=backward)
+    keys = jax.random.split(jax.random.key(0), 512)
+    drawn = np.asarray(jax.vmap(task.first_command)(keys))
+    assert (drawn[:, 0] >= -backward).all() and (drawn[:, 0] <= forward).all()
+    assert drawn[:, 0].max() == pytest.approx(forward, abs=0.02)
+    assert drawn[:, 0].min() == pytest.approx(-backward, abs=0.02)
+    assert (drawn == 0).all(1).mean() == pytest.approx(0.1, abs=0.05)
+
+
 def test_a_wrong_speed_backward_is_named(bipeds):
     with pytest.raises(SeedbedError, match=r"backward is -1\.0; give 0 or more"):
         task_of("op3", bipeds["op3"], backward=-1.0)

@@ -443,9 +443,15 @@ def test_a_file_of_the_packages_is_found(monkeypatch, tmp_path):
         packaged_file("playground/locomotion/other.xml")
 
 
-@pytest.mark.parametrize("robot", ["go1", "spot"])
-def test_presets_train_the_task_of_their_name_with_other_weights_of_speed(robot):
+@pytest.mark.parametrize(
+    ("robot", "changed"),
+    [
+        ("go1", {"push_speed": 1.0, "tracking_sigma": 0.5}),
+        ("spot", {"push_speed": 1.0, "tracking_sigma": 0.5}),
+        ("t1", {"tracking_sigma": 0.5}),
+    ],
+)
+def test_presets_train_the_task_of_their_name_with_other_weights_of_speed(robot, changed):
     env, usual = PRESETS[f"{robot}/joystick/ppo"]().env, resolve_env(f"{robot}/joystick")
     scales = dataclasses.replace(usual.scales, tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    changed = {"scales": scales, "tracking_sigma": 0.5, "push_speed": 1.0}
-    assert env == dataclasses.replace(usual, **changed)
+    assert env == dataclasses.replace(usual, scales=scales, **changed)

@@ -13,9 +13,12 @@ import pytest
 
 from seedbed import simd
 from seedbed.api import make_gymnasium
-from seedbed.config.resolve import resolve_env
+from seedbed.config.defaults import configure
+from seedbed.config.presets import PRESETS
+from seedbed.config.resolve import resolve_env, train_config
 from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
+from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.device.suite.task import random_pose, tolerance
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.testing.checks import check_task
@@ -51,7 +54,9 @@ def test_what_is_seen_and_paid_is_dm_controls(name):
     mujoco.mj_forward(judge.model, data)
     low, high = task.action_bounds().T
     before, actions, seen, paid = [], [], [], []
-    for _ in range(STEPS):
+    for i in range(STEPS):
+        if i == STEPS // 2:
+            judge.succeed()
         for field in ("qpos", "qvel", "qacc_warmstart"):
             getattr(data, field)[:] = np.float32(getattr(data, field))
         mujoco.mj_forward(judge.model, data)
@@ -60,7 +65,7 @@ def test_what_is_seen_and_paid_is_dm_controls(name):
         kept = np.asarray(opened.inner.kept)[0] if task.targets else ()
         before.append(TaskState(state[0], residue, *state[1:], kept))
         actions.append(np.float32(rng.uniform(low, high)))
-        observation, reward = judge.step(np.float64(actions[-1]), task.frame_skip)
+        observation, reward = judge.step(np.float64(actions[-1]))
         seen.append(observation)
         paid.append(reward)
     first = jax.tree.map(lambda leaf: leaf[:1].repeat(STEPS, 0), opened)
@@ -75,6 +80,7 @@ def test_what_is_seen_and_paid_is_dm_controls(name):
         most = 1e-3 if name.endswith("swimmer15") else 1e-4
         np.testing.assert_array_less(np.abs(found - wanted) / scale, most, err_msg=key)
     np.testing.assert_allclose(ours.timestep.reward, paid, atol=1e-4)
+    assert max(paid) > 0.1, "what is never paid would be equal whatever the reward is"
     assert not ours.timestep.terminated.any()
 
 
@@ -93,6 +99,17 @@ def test_tolerance_is_dm_controls(shape, at_margin):
         ours = tolerance(x, (low, high), margin, shape, at_margin)
         wanted = reference_tolerance(np.float64(x), low, high, margin, shape, at_margin)
         np.testing.assert_allclose(ours, wanted, atol=1e-5)
+
+
+def test_what_is_paid_has_gradients_where_the_goal_is_met():
+    """Of a standing walker, whose height is above a bound without an upper one."""
+    for x in (0.9, 1.2, 1.5):
+        slope = jax.grad(lambda x: tolerance(x, (1.2, np.inf), 0.6))(jnp.float32(x))
+        assert (slope > 0.1 if x < 1.2 else slope == 0) or x == 1.2
+        assert np.isfinite(slope)
+    for shape in ("gaussian", "linear", "quadratic", "long_tail"):
+        slope = jax.grad(lambda x, shape=shape: tolerance(x, (1.0, 2.0), 1.0, shape, 0.1))
+        assert slope(jnp.float32(0.5)) > 0 > slope(jnp.float32(2.5)) and slope(1.5) == 0
 
 
 def opened(name: str, count: int = 512) -> Any:
@@ -143,6 +160,9 @@ def test_a_target_is_drawn_for_each_episode_and_pictures_show_it():
     places = np.asarray(opened("dm/reacher-easy").inner.kept)[:, 0]
     reach = np.linalg.norm(places[:, :2], axis=1)
     assert 0.05 <= reach.min() < 0.06 and 0.19 < reach.max() <= 0.2
+    finger = resolve_env("dm/finger-turn_easy").compiled()
+    assert finger.body("target").geomnum == 1 and finger.geom("target").size[0] == 0.07
+    assert resolve_env("dm/fish-upright").compiled().geom("target").rgba[3] == 0
     model = task.compiled()
     assert model.nmocap == 1 and model.geom("target").size[0] == 0.05
     np.testing.assert_array_equal(task.mocap(places[:1])["mocap_pos"], places[:1])
@@ -155,6 +175,53 @@ def test_they_are_gymnasium_environments():
     rewards = [env.step(env.action_space.sample())[1] for _ in range(3)]
     assert np.shape(rewards) == (3, 4)
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("dm/swimmer-swimmer6", {"links": 0}, "SwimmerSwimmer6.links is 0; give 3 or more"),
+        ("dm/cartpole-two_poles", {"poles": 0}, "CartpoleTwoPoles.poles is 0; give 1 or more"),
+        ("dm/reacher-easy", {"radius": -1.0}, "ReacherEasy.radius is -1.0; give 0 or more"),
+        ("dm/walker-walk", {"speed": float("nan")}, "WalkerWalk.speed is nan; give 0 or more"),
+        ("dm/reacher-easy", {"radius": "x"}, "radius is 'x', a str: give a number"),
+        ("dm/reacher-easy", {"xml_file": "dm_control/walker.xml"}, "has no site 'target'"),
+        ("dm/cartpole-two_poles", {"xml_file": "dm_control/walker.xml"}, "has no body 'pole_1'"),
+        ("dm/point_mass-easy", {"xml_file": "dm_control/walker.xml"}, "has no geom 'target'"),
+    ],
+)
+def test_wrong_options_and_files_are_named(name, options, words):
+    with pytest.raises(SeedbedError, match=words):
+        task = dataclasses.replace(resolve_env(name), **options)
+        jax.eval_shape(task.reset, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["dm/reacher-easy", pytest.param("dm/fish-swim", marks=pytest.mark.slow)]
+)
+def test_models_may_vary(name):
+    """Sizes and places that a task reads, and the pose in which it opens."""
+    draws = [Scale("geom_size", 1.5, 1.5), Offset("geom_pos", 0.0, 0.0), Offset("qpos0", 0.0, 0.0)]
+    usual, varied = resolve_env(name), randomise(resolve_env(name), *draws)
+    for task in (usual, varied):
+        state = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 8))
+        state = jax.jit(simd.vectorize(task.step))(
+            state, jnp.zeros((8, usual.spec.action.shape[0]))
+        )
+        assert np.isfinite(state.timestep.reward).all()
+
+
+def test_a_varied_finger_keeps_the_softness_of_its_contacts():
+    task: Any = randomise(resolve_env("dm/finger-spin"), Scale("body_mass", 1.0, 1.0))
+    usual = task.env.physics_model().body_invweight0
+    assert usual[3, 0] == usual[3, 1] > 0
+    leaves = jax.jit(task._drawn)(jax.random.key(0))
+    np.testing.assert_allclose(leaves["body_invweight0"], usual, rtol=1e-4)
+
+
+def test_a_wrapped_task_learns_like_the_task():
+    env = randomise(resolve_env("dm/walker-walk"), Scale("body_mass", 0.9, 1.1))
+    assert configure(env).agent == PRESETS["dm/walker-walk/ppo"]().agent
 
 
 @pytest.mark.slow
@@ -177,3 +244,16 @@ def test_another_integrator_and_another_model_replace_the_files():
     assert task.physics_model().opt.integrator != fast.physics_model().opt.integrator
     heavy = dataclasses.replace(fast.physics_model(), body_mass=jnp.full(3, 2.0))
     assert dataclasses.replace(task, model=heavy).physics_model() is heavy
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("dm/")])
+def test_presets_train_the_task_of_their_name(name):
+    """But that a humanoid on the ground is paid for getting up."""
+    task = name.rpartition("/")[0]
+    changed = {"standing_margin": 1.2} if task == "dm/humanoid-walk" else {}
+    assert PRESETS[name]().env == dataclasses.replace(resolve_env(task), **changed)
+
+
+def test_tasks_without_a_preset_learn_like_those_with_one():
+    chosen, walks = train_config("dm/fish-swim"), PRESETS["dm/walker-walk/ppo"]()
+    assert chosen.agent == walks.agent

@@ -269,10 +269,12 @@ def _of_family(env: HostEnvConfig | Environment) -> TrainConfig | None:
         return None
     from seedbed.envs.device.robots.joystick import JoystickTask
     from seedbed.envs.device.suite.task import SuiteTask
+    from seedbed.envs.device.wrappers import innermost
 
-    if isinstance(env, JoystickTask):
+    task = innermost(env)
+    if isinstance(task, JoystickTask):
         return joystick_ppo(env, 15_000_000)
-    return suite_ppo(env) if isinstance(env, SuiteTask) else None
+    return suite_ppo(env) if isinstance(task, SuiteTask) else None
 
 
 def task_of(env: HostEnvConfig | Environment) -> Task:

@@ -88,7 +88,7 @@ class Robot:
         self.errors = collections.deque([none] * longest, maxlen=longest)  # the newest first
         self.target = np.zeros(len(names))  # before the first action, as in training
         self.is_told = False
-        self._stand(told.get("keyframe", ""))
+        self._stand(told.get("keyframe", ""), path)
 
     def _number(self, kind: str, name: str) -> int:
         return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
@@ -104,9 +104,14 @@ class Robot:
         self.model.actuator_biasprm[self.servos, 2] = -within
         self.model.dof_damping[self.dofs] = damping
 
-    def _stand(self, keyframe: str) -> None:
+    def _stand(self, keyframe: str, path: Path) -> None:
+        number = self._number("KEY", keyframe) if keyframe else 0
+        if number < 0:
+            raise SeedbedError(
+                f"{printable(path)} lacks the keyframe {printable(keyframe)}, in which the policy begins: "
+                "name the scene that it was trained in"
+            )
         if self.model.nkey:
-            number = max(0, self._number("KEY", keyframe))
             mujoco.mj_resetDataKeyframe(self.model, self.data, number)
         self.data.qpos[self.places], self.data.qvel[:] = self.rest, 0.0
         self.data.ctrl[self.servos] = self.rest

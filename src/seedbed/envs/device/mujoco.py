@@ -69,7 +69,10 @@ class MujocoTask(abc.ABC):
     """An on-device environment made of a MuJoCo model. Options have Gymnasium's names."""
 
     xml_file: str
-    """MJCF file: an absolute path, one that starts with `.`, or the name of a file of Gymnasium's or ours."""
+    """MJCF file: an absolute path, one that starts with `.`, or the name of a file of Gymnasium's or ours.
+
+    Names that begin with `dm_control/` and `playground/` are of files in packages of those projects.
+    """
     frame_skip: int
     """Simulation steps in one environment step."""
     episode_steps: int = 1000
@@ -80,6 +83,9 @@ class MujocoTask(abc.ABC):
     """Model that replaces the file's; its leaves may be traced, for domain randomisation."""
     refreshes: ClassVar[bool] = False
     """Whether places and velocities of bodies are computed anew after a step, for what is seen and paid."""
+
+    weighed: ClassVar[tuple[str, ...]] = ()
+    """Bodies whose `body_invweight0` the task has set itself: `randomise` leaves it."""
 
     @abc.abstractmethod
     def initial(self, key: Array) -> tuple[Array, Array]:
@@ -163,11 +169,19 @@ class MujocoTask(abc.ABC):
 
     def body(self, name: str) -> int:
         """Returns the number of the body with this name; raises SeedbedError if there is none."""
-        found = self.physics_model().names.body
+        return self.numbered("body", name)
+
+    def numbered(self, kind: Literal["body", "geom", "site"], name: str) -> int:
+        """Returns the number of what has this name; raises SeedbedError if there is nothing."""
+        found = getattr(self.physics_model().names, kind)
         if name not in found:
             known = ", ".join(each for each in found if each)
-            raise SeedbedError(f"{self.xml_file} has no body {name!r}; it has {known}")
+            raise SeedbedError(f"{self.xml_file} has no {kind} {name!r}; it has {known}")
         return found.index(name)
+
+    def read(self, now: physics.Data, sensor: str) -> jax.Array:
+        """Returns the value of a sensor of the model, by its name."""
+        return physics.sensor(self.physics_model(), now, sensor)
 
     @property
     def spec(self) -> EnvSpec:
@@ -294,7 +308,8 @@ class MujocoTask(abc.ABC):
             state = now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart
             before = TaskState(*state, self.keep(now, self.begin(jax.random.key(0))), act, time)
             judged, kept = self.judge(before, now, action), self.keep(now, before.kept, action)
-            return self.shown(now, kept), judged, kept, self.applied(before, action)
+            given = self.applied(before, action), self.velocities(before)
+            return self.shown(now, kept), judged, kept, given
 
         traced = jax.make_jaxpr(outputs)(np.float32(0)).jaxpr
         used = [variable for line in traced.eqns for variable in line.invars]

@@ -194,10 +194,15 @@ class _Randomise(Wrapper):
                 leaves["body_inertia"] = now("body_inertia") * heavier[:, None]
             leaves[draw.leaf] = new
         if leaves.keys() & set(_INERT):
-            model = set_const(model.replace(**leaves))
+            varied = set_const(model.replace(**leaves))
             for name in DERIVED:
-                if len(model.leaf(name)):
-                    leaves.setdefault(name, model.leaf(name))
+                if len(varied.leaf(name)):
+                    leaves.setdefault(name, varied.leaf(name))
+            for body in getattr(self.env, "weighed", ()):
+                number = model.names.body.index(body)
+                weights = jnp.asarray(leaves["body_invweight0"])
+                given = jnp.asarray(model.body_invweight0[number], weights.dtype)
+                leaves["body_invweight0"] = weights.at[number].set(given)
         return leaves
 
     def _varied(self, leaves: dict[str, Array]) -> Environment:

@@ -50,7 +50,7 @@ def auto_reset(env: Environment) -> Environment:
     state, so that episodes start differently. Raises SeedbedError if the environment's spec has what
     cannot be on the device, and while it is traced, if a reset or step does not return what the spec says.
     """
-    spec_of(_task(env))
+    spec_of(innermost(env))
     return _AutoReset(env)
 
 
@@ -215,14 +215,15 @@ class _AutoReset(Wrapper):
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), opened, stepped)
 
 
-def _task(env: Environment) -> Environment:
+def innermost(env: Environment) -> Environment:
+    """Returns the task inside of all wrappers."""
     while isinstance(env, Wrapper):
         env = env.env
     return env
 
 
 def _task_name(env: Environment) -> str:
-    return type(_task(env)).__name__
+    return type(innermost(env)).__name__
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,11 @@ from seedbed.nearest import did_you_mean, require_options
 from seedbed.strict_json import NON_FINITE, revived, spells_number
 from seedbed.types import Environment, SeedbedError
 
+
+def _camel(name: str) -> str:
+    return capwords(name, "_").replace("_", "")
+
+
 _LOCOMOTION_NAMES = [
     "ant",
     "half_cheetah",
@@ -54,8 +59,7 @@ _LOCOMOTION_NAMES = [
     "walker2d",
 ]
 _LOCOMOTION = {
-    name: f"seedbed.envs.device.locomotion.{name}:{capwords(name, '_').replace('_', '')}"
-    for name in _LOCOMOTION_NAMES
+    name: f"seedbed.envs.device.locomotion.{name}:{_camel(name)}" for name in _LOCOMOTION_NAMES
 }
 _SUITE_NAMES = {
     "finger": {"finger": ("spin", "turn_easy", "turn_hard")},
@@ -82,8 +86,7 @@ _SUITE_NAMES = {
 }
 """The tasks of dm_control's domains, by the module that has them."""
 _SUITE = {
-    f"dm/{domain}-{task}": f"seedbed.envs.device.suite.{module}:"
-    f"{capwords(f'{domain}_{task}', '_').replace('_', '')}"
+    f"dm/{domain}-{task}": f"seedbed.envs.device.suite.{module}:{_camel(f'{domain}_{task}')}"
     for module, domains in _SUITE_NAMES.items()
     for domain, tasks in domains.items()
     for task in tasks
@@ -362,7 +365,7 @@ def _resolve_ale(name: str) -> HostEnvConfig:
     match = re.fullmatch(r"ALE/(\w+)-v5", name)
     known = {_plain(game): game for game in games()}
     if match is None or _plain(match[1]) not in known:
-        ids = [f"ALE/{capwords(game, '_').replace('_', '')}-v5" for game in games()]
+        ids = [f"ALE/{_camel(game)}-v5" for game in games()]
         hint = did_you_mean(name, ids, 3, 0.5, "the form is ALE/Pong-v5")
         raise SeedbedError(f"unknown environment {name!r}{hint}")
     # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.

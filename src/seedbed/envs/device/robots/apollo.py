@@ -93,6 +93,7 @@ class ApolloJoystick(Humanoid, PiecemealCommands):
         off_turning = jnp.square(ride.command[2] - turning[2])
         force, down = now.actuator_force, fallen.astype(jnp.float32)
         strongest = np.asarray(self.physics_model().jnt_actfrcrange[1:, 1], np.float32)
+        strongest = np.where(strongest > 0, strongest, np.inf)  # 0: the file sets no bound
         follows = jnp.exp(-off / self.tracking_sigma)
         return {
             "tracking": follows + 0.5 * jnp.exp(-off_turning / self.tracking_sigma),

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.commands import RestingCommands
 from seedbed.envs.device.robots.humanoid import HumanoidScales, UsualHumanoid
 
 _NOISE = {"KFE": 0.05, "FFE": 0.08}  # rad, by endings of joints' names; of the others 0.03
@@ -24,7 +24,7 @@ class BerkeleyScales(HumanoidScales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BerkeleyJoystick(UsualHumanoid, SteadyCommands):
+class BerkeleyJoystick(UsualHumanoid, RestingCommands):
     """Berkeley Humanoid, which has 12 joints and no arms, follows a joystick on flat ground.
 
     Observation, reward, commands and kicks are those of MuJoCo Playground's

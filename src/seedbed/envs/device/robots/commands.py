@@ -1,4 +1,4 @@
-"""How the commands of joystick tasks change, in the two ways of MuJoCo Playground.
+"""How the commands of joystick tasks change, in the ways of MuJoCo Playground.
 
 Name these bases last: a dataclass takes the defaults of its fields from the bases before them.
 """
@@ -15,7 +15,7 @@ from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.types import Array
 
 _SHARE = (0.9, 0.25, 0.5)  # how often a new command is not 0, for each of its numbers
-_STILL = 0.1  # how often a steady command is 0
+_STILL = 0.1  # how often a command is 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,6 @@ class SteadyCommands(JoystickTask):
     command_steps: ClassVar[int] = 501
     """Steps that a command lasts."""
 
-    def first_command(self, key: Array) -> Array:
-        """Draws any command, or 0; consumes the key."""
-        drawn, still = jax.random.split(key)
-        command = super().first_command(drawn)
-        return jnp.where(jax.random.bernoulli(still, _STILL), 0.0, command)
-
     def next_command(self, key: Array, last: Array) -> Array:
         """Draws as at the start; consumes the key."""
         del last
@@ -51,3 +45,14 @@ class SteadyCommands(JoystickTask):
         """Returns the same number of steps for each command; does not consume the key."""
         del key
         return jnp.int32(self.command_steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestingCommands(SteadyCommands):
+    """A base of the tasks whose commands change as a whole, and are 0 once in ten times."""
+
+    def first_command(self, key: Array) -> Array:
+        """Draws any command, or 0; consumes the key."""
+        drawn, still = jax.random.split(key)
+        command = super().first_command(drawn)
+        return jnp.where(jax.random.bernoulli(still, _STILL), 0.0, command)

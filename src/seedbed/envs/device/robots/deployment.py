@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from seedbed.envs.device.robots.joystick import JoystickTask
-from seedbed.envs.device.robots.servos import compiled
 
 TERMS = "observation_terms"
 """The key of the parts of the observation in order: JSON, with the fields of `Sight`."""
@@ -21,7 +20,7 @@ def deployment(task: JoystickTask) -> dict[str, Any]:
     the target of the step before, which is 0 at first. `servo_damping` is the part of the damping that counts
     towards the largest force of a servo; the joint has the rest. `gait` has the fields of `Rhythm`.
     """
-    model = compiled(task.model_path, task.servos)
+    model = task.compiled()
     joints = model.actuator_trnid[:, 0]
     within = -model.actuator_biasprm[:, 2]
     damping = within + model.dof_damping[model.jnt_dofadr[joints]]

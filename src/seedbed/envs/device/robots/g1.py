@@ -11,7 +11,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.commands import RestingCommands
 from seedbed.envs.device.robots.humanoid import HumanoidScales, UsualHumanoid
 from seedbed.envs.device.robots.ride import Ride
 from seedbed.types import Array
@@ -37,7 +37,7 @@ class G1Scales(HumanoidScales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class G1Joystick(UsualHumanoid, SteadyCommands):
+class G1Joystick(UsualHumanoid, RestingCommands):
     """G1, a humanoid of 29 joints, follows a joystick on flat ground.
 
     Observation, reward, commands and kicks are those of MuJoCo Playground's G1JoystickFlatTerrain, and so is

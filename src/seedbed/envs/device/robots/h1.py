@@ -14,7 +14,6 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.commands import SteadyCommands
 from seedbed.envs.device.robots.humanoid import Gait
-from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import Ride, Scales
 from seedbed.envs.device.robots.sensed import Rhythm, Sight
 from seedbed.types import Array
@@ -89,7 +88,7 @@ class H1Joystick(SteadyCommands):
 
     def first_command(self, key: Array) -> Array:
         """Draws any command, whose small numbers become 0; consumes the key."""
-        command = JoystickTask.first_command(self, key)
+        command = super().first_command(key)
         return jnp.where(jnp.abs(command) < _FAINTEST, 0.0, command)
 
     def first_memory(self, key: Array) -> H1Memory:

@@ -71,6 +71,7 @@ class Humanoid(JoystickTask):
     frame_skip: int = 10
     solver_iterations: int = 3
     push_speed: float = 2.0
+    """Largest speed in m/s that a kick adds to the trunk along the ground, every 5 to 10 s; 0: none."""
     action_scale: float = 0.5
     feet: ClassVar[tuple[str, ...]] = ("left_foot", "right_foot")
     push_waits: ClassVar[tuple[float, float]] = (5.0, 10.0)
@@ -102,7 +103,7 @@ class Humanoid(JoystickTask):
         return gait._replace(phase=jnp.where(self.told(kept), gait.phase, math.pi))
 
     def first_push(self, keys: list[Array]) -> Push:
-        """Draws how many steps the kicks are apart; consumes the keys."""
+        """Draws how many steps the kicks are apart; consumes the first key."""
         drawn = jax.random.uniform(keys[0], (), jnp.float32, *self.push_waits)
         count, none = jnp.int32(0), jnp.float32(0)
         # The step of a kick is not waited for, and lasts no longer.

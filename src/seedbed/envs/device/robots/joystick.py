@@ -23,7 +23,7 @@ from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import Command, TaskState, Verdict, squares
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
 from seedbed.envs.device.robots.sensed import SensedRobot
-from seedbed.envs.device.robots.servos import Servos, with_servos
+from seedbed.envs.device.robots.servos import Servos, compiled_with, with_servos
 from seedbed.physics.math import quat_mul
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, EnvState, SeedbedError, Tree
@@ -130,6 +130,10 @@ class JoystickTask(SensedRobot, abc.ABC):
     @functools.cached_property
     def _model(self) -> physics.Model:
         return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
+
+    def compiled(self) -> Any:
+        """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
+        return compiled_with(self.model_path, self.servos)
 
     @property
     def servos(self) -> Servos:

@@ -86,6 +86,12 @@ class Legged(JoystickTask):
         return float(_CLEARANCE * self._stands.qpos[2])
 
     @property
+    def home(self) -> str:  # type: ignore[override]
+        """Returns the name of the file's first keyframe, which has the posture; "" without one."""
+        keyframes = self.physics_model().keyframes
+        return keyframes[0].name if keyframes else ""
+
+    @property
     def at_home(self) -> np.ndarray:
         """Returns qpos [nq] in which the robot stands."""
         return self._stands.qpos.astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import Command, squares
-from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.commands import RestingCommands
 from seedbed.envs.device.robots.ride import Ride, Scales
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array, SeedbedError
@@ -41,7 +41,7 @@ class Op3Scales(Scales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Op3Joystick(SteadyCommands):
+class Op3Joystick(RestingCommands):
     """OP3, a small humanoid of 20 joints, follows a joystick on flat ground, without seeing its own speed.
 
     Observation, reward and commands are those of MuJoCo Playground's Op3Joystick, and so is the solver's one
@@ -77,11 +77,10 @@ class Op3Joystick(SteadyCommands):
 
     def first_command(self, key: Array) -> Array:
         """Draws any command, or 0; consumes the key."""
-        command = super().first_command(key)
-        share = (command[0] / self.command_ranges[0] + 1) / 2
-        speed = share * (self.command_ranges[0] + self.backward) - self.backward
+        command = super().first_command(jax.random.fold_in(key, 0x74757263))
+        forward = jax.random.uniform(key, (), jnp.float32, -self.backward, self.command_ranges[0])
         still = (command == 0).all()
-        return jnp.where(still, 0.0, jnp.concatenate([speed[None], command[1:]]))
+        return jnp.where(still, 0.0, command.at[0].set(forward))
 
     @property
     def commands(self) -> tuple[Command, ...]:

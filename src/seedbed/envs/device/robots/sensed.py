@@ -106,10 +106,6 @@ class SensedRobot(MujocoTask, abc.ABC):
         ]
         return np.array(found, np.float32)
 
-    def read(self, now: physics.Data, sensor: str) -> jax.Array:
-        """Returns the value of a sensor of the model, by its name."""
-        return physics.sensor(self.physics_model(), now, sensor)
-
     def velocity(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's velocity in its own frame [3], in m/s."""
         return self.read(now, f"local_linvel{self.frame}")

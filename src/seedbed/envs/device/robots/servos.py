@@ -23,7 +23,7 @@ class Servos(NamedTuple):
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
 
 
-def compiled(path: Any, servos: Servos) -> Any:
+def compiled_with(path: Any, servos: Servos) -> Any:
     """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
 
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
@@ -45,7 +45,7 @@ def compiled(path: Any, servos: Servos) -> Any:
 @functools.cache
 def with_servos(path: Any, integrator: str, servos: Servos, iterations: int) -> physics.Model:
     """Loads a model whose servos and joints get other gains."""
-    model = physics.load(compiled(path, servos))
+    model = physics.load(compiled_with(path, servos))
     opt = model.opt
     if integrator == "euler":
         opt = opt._replace(integrator=EULER)

@@ -10,7 +10,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.commands import RestingCommands
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
@@ -30,7 +30,7 @@ class SpotScales(QuadrupedScales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpotJoystick(SteadyCommands):
+class SpotJoystick(RestingCommands):
     """Spot, a quadruped of 12 joints, follows a joystick on flat ground, without seeing its own speed.
 
     Observation, reward and commands are those of MuJoCo Playground's SpotFlatTerrainJoystick, and so is the

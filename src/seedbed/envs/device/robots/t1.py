@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.commands import SteadyCommands
+from seedbed.envs.device.robots.commands import RestingCommands
 from seedbed.envs.device.robots.humanoid import HumanoidScales, UsualHumanoid
 from seedbed.envs.device.robots.ride import Ride
 from seedbed.physics.math import quat_to_mat
@@ -35,7 +35,7 @@ class T1Scales(HumanoidScales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class T1Joystick(UsualHumanoid, SteadyCommands):
+class T1Joystick(UsualHumanoid, RestingCommands):
     """T1, a humanoid of 23 joints, follows a joystick on flat ground.
 
     Observation, reward, commands and kicks are those of MuJoCo Playground's T1JoystickFlatTerrain, and so is
@@ -45,6 +45,7 @@ class T1Joystick(UsualHumanoid, SteadyCommands):
     xml_file: str = "playground/locomotion/t1/xmls/scene_mjx_feetonly_flat_terrain.xml"
     action_scale: float = 1.0
     push_speed: float = 1.0
+    """Largest speed in m/s that a kick adds to the trunk along the ground, every 5 to 10 s; 0: none."""
     command_ranges: tuple[float, float, float] = (1.0, 0.8, 1.0)
     scales: T1Scales = T1Scales()
     soles: ClassVar[tuple[str, ...]] = ("{}_1", "{}_2", "{}_3", "{}_4")

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.suite.task import SuiteTask, mujoco, tolerance
+from seedbed.envs.device.mujoco import mujoco
+from seedbed.envs.device.suite.task import SuiteTask, part, tolerance
 from seedbed.types import Array, Tree
 
 
@@ -26,20 +27,23 @@ class _Finger(SuiteTask):
     xml_file: str = "dm_control/finger.xml"
     frame_skip: int = 2
     starts_apart: ClassVar[bool] = True
+    weighed: ClassVar[tuple[str, ...]] = ("spinner",)
 
     def edit(self, spec: Any) -> None:
         """Leaves out what the engine does not simulate."""
         spec.option.cone = mujoco.mjtCone.mjCONE_PYRAMIDAL
         for name in ("proximal_decoration", "spinner_decoration"):
-            spec.geom(name).contype = spec.geom(name).conaffinity = 0
+            decoration = part(spec, "geom", name, self.xml_file)
+            decoration.contype = decoration.conaffinity = 0
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
         model = super().compiled()
         # The body turns about its centre of mass, which nothing can move: its inverse weight there is 0 since
         # MuJoCo 4.0, and was that of turning before.
-        weights = model.body_invweight0[model.body("spinner").id]
-        weights[0] = weights[1]
+        for name in self.weighed:
+            weights = model.body_invweight0[model.body(name).id]
+            weights[0] = weights[1]
         return model
 
     def observe(self, now: physics.Data) -> Tree:
@@ -68,9 +72,12 @@ class FingerSpin(_Finger):
     """How far below that a speed still brings a part of the reward, in rad/s."""
 
     def edit(self, spec: Any) -> None:
-        """Makes the body turn more easily."""
+        """Makes the body turn more easily, and hides what only the other tasks need."""
         super().edit(spec)
-        spec.joint("hinge").damping[0] = 0.03
+        part(spec, "joint", "hinge", self.xml_file).damping[0] = 0.03
+        for name in ("target", "tip"):
+            site = part(spec, "site", name, self.xml_file)
+            site.material, site.rgba = "", [0, 0, 0, 0]
 
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
         """Pays for a body that turns fast."""
@@ -90,14 +97,15 @@ class FingerTurnEasy(_Finger):
     def edit(self, spec: Any) -> None:
         """Gives the target its size."""
         super().edit(spec)
-        spec.site("target").size[0] = self.radius
+        for kind in ("site", "geom"):
+            part(spec, kind, "target", self.xml_file).size[0] = self.radius
 
     def begin(self, key: Array) -> Array:
         """Draws where the target is [1, 3], in m; consumes the key."""
         model = self.physics_model()
         angle = jax.random.uniform(key, (), jnp.float32, -math.pi, math.pi)
         hinge = model.body_pos[self.body("spinner")]
-        reach = float(model.geom_size[self.geom("cap1")].sum())
+        reach = model.geom_size[self.geom("cap1")].sum()
         x, z = hinge[0] + reach * jnp.sin(angle), hinge[2] + reach * jnp.cos(angle)
         return jnp.stack([x, jnp.float32(0.0), z])[None].astype(jnp.float32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,13 +98,14 @@ class CheetahRun(SuiteTask):
 
     xml_file: str = "dm_control/cheetah.xml"
     frame_skip: int = 1
-    speed: ClassVar[float] = 10.0
+    speed: float = 10.0
+    """Speed in m/s from which on the reward is whole."""
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Draws the joints, and lets the body come to rest for two seconds; consumes the key."""
         model = self.physics_model()
         idle = jnp.zeros(model.nu, jnp.float32)
-        rest = model.qpos0.astype(np.float32)
+        rest = jnp.asarray(model.qpos0, jnp.float32)
         qpos = jnp.where(np.asarray(model.jnt_limited, bool), random_pose(model, key), rest)
 
         def settle(state: physics.State, _: None) -> tuple[physics.State, None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.suite.task import SuiteTask, random_pose, small_noise, tolerance
+from seedbed.envs.device.suite.task import SuiteTask, part, small_noise, tolerance
 from seedbed.types import Array, Tree
 
 _UPRIGHT = math.cos(math.radians(8))
@@ -42,11 +42,6 @@ class AcrobotSwingup(SuiteTask):
     sparse: bool = False
     """Whether only the target itself is paid."""
 
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws both angles, at rest; consumes the key."""
-        model = self.physics_model()
-        return random_pose(model, key), jnp.zeros(model.nv, jnp.float32)
-
     def observe(self, now: physics.Data) -> Tree:
         """Returns where the links point, and how fast they turn."""
         links = [self.axes(now, name) for name in ("upper_arm", "lower_arm")]
@@ -55,10 +50,10 @@ class AcrobotSwingup(SuiteTask):
 
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
         """Pays for a tip near the target."""
-        sites = self.physics_model().names.site
-        tip, target = (now.site_xpos[sites.index(name)] for name in ("tip", "target"))
-        radius = float(self.physics_model().site_size[sites.index("target"), 0])
-        off = jnp.sqrt(jnp.square(target - tip).sum())
+        tip, target = (self.numbered("site", name) for name in ("tip", "target"))
+        way = now.site_xpos[target] - now.site_xpos[tip]
+        radius = float(self.physics_model().site_size[target, 0])
+        off = jnp.sqrt(jnp.square(way).sum())
         return {"near": tolerance(off, (0.0, radius), 0.0 if self.sparse else 1.0)}
 
 
@@ -80,16 +75,18 @@ class _Cartpole(SuiteTask):
     sparse: bool = False
     """Whether only standing upright in the middle is paid."""
 
+    smallest: ClassVar[dict[str, float]] = {"poles": 1}
+
     def edit(self, spec: Any) -> None:
         """Puts more poles on the first."""
-        parent = spec.body("pole_1")
-        look = spec.find_default("pole")
+        parent = part(spec, "body", "pole_1", self.xml_file)
+        look = part(spec, "find_default", "pole", self.xml_file)
         for number in range(2, self.poles + 1):
             parent = parent.add_body(name=f"pole_{number}", pos=[0, 0, 1])
             parent.add_joint(look, name=f"hinge_{number}")
             parent.add_geom(look, name=f"pole_{number}")
         if self.poles > 1:
-            spec.geom("floor").pos = [0, 0, 1 - self.poles - 0.05]
+            part(spec, "geom", "floor", self.xml_file).pos = [0, 0, 1 - self.poles - 0.05]
 
     def observe(self, now: physics.Data) -> Tree:
         """Returns the cart's place, where the poles point, and all velocities."""

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.suite.task import SuiteTask, mujoco, small_control, tolerance
+from seedbed.envs.device.mujoco import mujoco
+from seedbed.envs.device.suite.task import SuiteTask, hide, part, small_control, tolerance
 from seedbed.physics.math import quat_to_mat
 from seedbed.types import Array, Tree
 
@@ -31,7 +32,7 @@ class ReacherEasy(SuiteTask):
 
     def edit(self, spec: Any) -> None:
         """Gives the target its size."""
-        spec.geom("target").size[0] = self.radius
+        part(spec, "geom", "target", self.xml_file).size[0] = self.radius
 
     def begin(self, key: Array) -> Array:
         """Draws where the target is [1, 3], in m; consumes the key."""
@@ -86,13 +87,18 @@ class FishUpright(SuiteTask):
     xml_file: str = "dm_control/fish.xml"
     frame_skip: int = 10
 
+    def edit(self, spec: Any) -> None:
+        """Hides the target, unless there is one."""
+        if not self.targets:
+            hide(spec, "target", self.xml_file)
+
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Draws any orientation, and joints near straight, at rest; consumes the key."""
         model, (turn, bend) = self.physics_model(), jax.random.split(key)
         quat = jax.random.normal(turn, (4,), jnp.float32)
         quat = quat / jnp.sqrt(jnp.square(quat).sum())
         joints = jax.random.uniform(bend, (_JOINTS,), jnp.float32, -0.2, 0.2)
-        place = np.asarray(model.qpos0[:3], np.float32)
+        place = jnp.asarray(model.qpos0[:3], jnp.float32)
         return jnp.concatenate([place, quat, joints]), jnp.zeros(model.nv, jnp.float32)
 
     def observe(self, now: physics.Data) -> Tree:
@@ -146,10 +152,11 @@ class SwimmerSwimmer6(SuiteTask):
     links: int = 6
     """Links in a row."""
     targets: ClassVar[tuple[str, ...]] = ("target",)
+    smallest: ClassVar[dict[str, float]] = {"links": 3}
 
     def edit(self, spec: Any) -> None:
         """Adds the links behind the head, with motors and sensors."""
-        parent, looks = spec.body("head"), spec.find_default
+        parent, looks = part(spec, "body", "head", self.xml_file), spec.find_default
         reach = 360 / self.links
         for i in range(self.links - 1):
             parent = parent.add_body(name=f"segment_{i}", pos=[0, 0.1, 0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import importlib
 import math
 import warnings
 from typing import Any, ClassVar, Literal
@@ -19,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, normal_noise
+from seedbed.arguments import require_fields
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, mujoco, normal_noise
 from seedbed.physics.math import quat_to_mat
 from seedbed.physics.model import EULER, FREE, HINGE
-from seedbed.types import Array, Tree
-
-mujoco: Any = importlib.import_module("mujoco")  # a package without types
+from seedbed.types import Array, SeedbedError, Tree
 
 _MOST_DRAWS = 1000
 Shape = Literal["gaussian", "linear", "quadratic", "long_tail"]
@@ -39,6 +37,20 @@ class SuiteTask(MujocoTask, abc.ABC):
     """Whether the drawn start of an episode is drawn again until nothing touches."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Geoms or sites of the file that an episode moves: mocap bodies of the same names are in their place."""
+
+    smallest: ClassVar[dict[str, float]] = {}
+    """Smallest values of options that are numbers, by name; of the others it is 0."""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for an option that cannot be."""
+        require_fields(self)
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), self.smallest.get(field.name, 0)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and not least <= value < math.inf:
+                raise SeedbedError(
+                    f"{type(self).__name__}.{field.name} is {value}; give {least:g} or more"
+                )
 
     @abc.abstractmethod
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
@@ -55,7 +67,7 @@ class SuiteTask(MujocoTask, abc.ABC):
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
         spec = mujoco.MjSpec.from_file(str(self.model_path))
         for name in self.targets:
-            _free(spec, name)
+            _free(spec, name, self.xml_file)
         self.edit(spec)
         with warnings.catch_warnings():
             # Who trains on these files cannot change what MuJoCo would have written otherwise in them.
@@ -91,31 +103,27 @@ class SuiteTask(MujocoTask, abc.ABC):
         """Puts the targets where the episode has drawn them: `kept` is [n, 3], in m."""
         return {"mocap_pos": kept} if self.targets else {}
 
-    def read(self, now: physics.Data, sensor: str) -> jax.Array:
-        """Returns the value of a sensor of the model, by its name."""
-        return physics.sensor(self.physics_model(), now, sensor)
-
     def axes(self, now: physics.Data, body: str) -> jax.Array:
         """Returns the axes [3, 3] of a body in the world, one in each column."""
         return quat_to_mat(now.xquat[self.body(body)])
 
     def geom(self, name: str) -> int:
-        """Returns the number of a geom with a name."""
-        return self.physics_model().names.geom.index(name)
+        """Returns the number of a geom with a name; raises SeedbedError if there is none."""
+        return self.numbered("geom", name)
 
-    def size(self, geom: str) -> float:
+    def size(self, geom: str) -> Array:
         """Returns the radius of a geom, in m."""
-        return float(self.physics_model().geom_size[self.geom(geom), 0])
+        return self.physics_model().geom_size[self.geom(geom), 0]
 
     def place(self, now: physics.Data, geom: str) -> jax.Array:
         """Returns where the centre of a geom is [3], in m."""
         model, number = self.physics_model(), self.geom(geom)
         body = int(model.geom_bodyid[number])
-        local = np.asarray(model.geom_pos[number], np.float32)
+        local = jnp.asarray(model.geom_pos[number], jnp.float32)
         return now.xpos[body] + quat_to_mat(now.xquat[body]) @ local
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _loaded(task: SuiteTask) -> physics.Model:
     model = physics.load(task.compiled())
     if task.integrator == "xml":
@@ -123,17 +131,33 @@ def _loaded(task: SuiteTask) -> physics.Model:
     return dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
 
 
-def _free(spec: Any, name: str) -> None:
+def part(spec: Any, kind: str, name: str, xml_file: str) -> Any:
+    """Returns a part of an MjSpec, such as the geom `floor`; raises SeedbedError if the file has none."""
+    found = getattr(spec, kind)(name)
+    if found is None:
+        raise SeedbedError(
+            f"{xml_file} has no {kind} {name!r}, which the task needs: give it the parts of dm_control's file"
+        )
+    return found
+
+
+def _free(spec: Any, name: str, xml_file: str) -> None:
     """Puts a mocap body in the place of a geom or site of the world, with the same look."""
-    old = spec.geom(name) or spec.site(name)
+    is_site = spec.geom(name) is None
+    old = part(spec, "site" if is_site else "geom", name, xml_file)
     body = spec.worldbody.add_body(name=name, mocap=True, pos=old.pos)
     looks = {"size": old.size, "type": old.type, "material": old.material, "rgba": old.rgba}
-    is_site = spec.geom(name) is None
     spec.delete(old)
     if is_site:
         body.add_site(name=name, **looks)
-    else:
-        body.add_geom(name=name, contype=0, conaffinity=0, **looks)
+    # Pages draw no sites.
+    body.add_geom(name=name, contype=0, conaffinity=0, **looks)
+
+
+def hide(spec: Any, geom: str, xml_file: str) -> None:
+    """Makes a geom invisible."""
+    hidden = part(spec, "geom", geom, xml_file)
+    hidden.material, hidden.rgba = "", [0, 0, 0, 0]
 
 
 def random_pose(model: physics.Model, key: Array) -> jax.Array:
@@ -142,20 +166,21 @@ def random_pose(model: physics.Model, key: Array) -> jax.Array:
     Numbers of a free joint's quaternion are drawn from 0 to 1 before it is normalised, as in dm_control; its
     place, and sliding joints without limits, are those of qpos0.
     """
-    low = np.asarray(model.qpos0, np.float32).copy()
-    high = low.copy()
+    low = np.zeros(model.nq, np.float32)
+    high, drawn = low.copy(), np.zeros(model.nq, bool)
     quats = []
     for j in range(model.njnt):
         at = int(model.jnt_qposadr[j])
         if model.jnt_type[j] == FREE:
-            low[at + 3 : at + 7], high[at + 3 : at + 7] = 0, 1
+            high[at + 3 : at + 7], drawn[at + 3 : at + 7] = 1, True
             quats.append(at + 3)
         elif model.jnt_limited[j]:
-            low[at], high[at] = model.jnt_range[j]
+            (low[at], high[at]), drawn[at] = model.jnt_range[j], True
         elif model.jnt_type[j] == HINGE:
-            low[at], high[at] = -math.pi, math.pi
-    drawn = jax.random.uniform(key, (model.nq,), jnp.float32)
-    qpos = jnp.asarray(low) + (high - low) * drawn
+            low[at], high[at], drawn[at] = -math.pi, math.pi, True
+    share = jax.random.uniform(key, (model.nq,), jnp.float32)
+    rest = jnp.asarray(model.qpos0, jnp.float32)
+    qpos = jnp.where(drawn, low + (high - low) * share, rest)
     for at in quats:
         quat = qpos[at : at + 4]
         qpos = qpos.at[at : at + 4].set(quat / jnp.sqrt(jnp.square(quat).sum()))
@@ -169,29 +194,27 @@ def small_noise(model: physics.Model, key: Array) -> jax.Array:
 
 def tolerance(
     x: Array,
-    bounds: tuple[float, float] = (0.0, 0.0),
-    margin: float = 0.0,
+    bounds: tuple[Array | float, Array | float] = (0.0, 0.0),
+    margin: Array | float = 0.0,
     shape: Shape = "gaussian",
     at_margin: float = 0.1,
 ) -> jax.Array:
     """Returns 1 where `x` is within the bounds; outside, what falls with the distance from them.
 
-    It is `at_margin` at a distance of `margin`; without a margin it is 0 outside. Linear and quadratic
-    shapes reach 0.
+    It is `at_margin` at a distance of `margin`; with a margin of the number 0 it is 0 outside. Linear and
+    quadratic shapes reach 0.
     """
     low, high = bounds
-    inside = (low <= x) & (x <= high)
-    if not margin:
-        return inside.astype(jnp.float32)
-    off = jnp.where(x < low, low - x, x - high) / margin
+    if isinstance(margin, int | float) and not margin:
+        return ((low <= x) & (x <= high)).astype(jnp.float32)
+    # Nothing here is infinite times 0, of which gradients would be NaN.
+    off = jnp.maximum(jnp.maximum(low - x, x - high), 0.0) / margin
     if shape == "gaussian":
-        fallen = jnp.exp(jnp.square(off) * math.log(at_margin))
-    elif shape == "long_tail":
-        fallen = 1 / (jnp.square(off) * (1 / at_margin - 1) + 1)
-    else:
-        off = off * (1 - at_margin) if shape == "linear" else jnp.square(off) * (1 - at_margin)
-        fallen = jnp.maximum(1 - off, 0)
-    return jnp.where(inside, 1.0, fallen)
+        return jnp.exp(jnp.square(off) * math.log(at_margin))
+    if shape == "long_tail":
+        return 1 / (jnp.square(off) * (1 / at_margin - 1) + 1)
+    fall = off if shape == "linear" else jnp.square(off)
+    return jnp.maximum(1 - fall * (1 - at_margin), 0.0)
 
 
 def small_control(action: Array) -> jax.Array:
