@@ -69,6 +69,14 @@ def test_an_environment_resets_in_the_step_that_ends_its_episode(stand_in):
     assert episodes > 30
 
 
+def test_single_numbers_are_arrays_of_one(stand_in):
+    env = seedbed.make_sb3("dm/walker-walk", 4, seed=0)
+    assert env.observation_space["height"].shape == (1,)
+    assert env.reset()["height"].shape == (4, 1)
+    seen, *_ = env.step(np.zeros((4, 6), np.float32))
+    assert seen["height"].shape == (4, 1) and seen["velocity"].shape == (4, 9)
+
+
 def test_a_time_limit_is_told_apart(stand_in):
     env = seedbed.make_sb3("pendulum", 2)
     env.reset()

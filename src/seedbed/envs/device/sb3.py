@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -28,7 +29,8 @@ def make_sb3(env: Environment, num_envs: int, seed: int | None = None) -> Any:
 
     An environment whose episode has ended resets itself in the same step. Its dict in `infos` then has
     `terminal_observation`, `TimeLimit.truncated`, and the return and length under `episode`, as Monitor
-    writes them. The first reset uses `seed`. Raises SeedbedError if the package is missing, or if
+    writes them. Single numbers among the observations are arrays of one, which the package's networks need.
+    The first reset uses `seed`. Raises SeedbedError if the package is missing, or if
     `num_envs` is below 1.
     """
     if importlib.util.find_spec("stable_baselines3") is None:
@@ -53,7 +55,10 @@ class _SameStep:
         self._rng = np.random.default_rng(seed)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
-        spaces = space_of(env.spec.observation), action_space_of(env.spec.action)
+        seen = trees.map(
+            lambda leaf: dataclasses.replace(leaf, shape=leaf.shape or (1,)), env.spec.observation
+        )
+        spaces = space_of(seen), action_space_of(env.spec.action)
         super().__init__(num_envs, *spaces)  # type: ignore[call-arg]
 
     def seed(self, seed: int | None = None) -> list[int | None]:
@@ -64,7 +69,7 @@ class _SameStep:
     def reset(self) -> Any:
         """Opens an episode in every environment; returns observations `[num_envs, ...]`."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return self._batch.reset(self._rng).timestep.observation
+        return _shown(self._batch.reset(self._rng).timestep.observation)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Takes actions `[num_envs, ...]`, which `step_wait` carries out."""
@@ -73,6 +78,7 @@ class _SameStep:
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Returns observations, rewards float32, whether episodes have ended, and a dict for each."""
         now = self._batch.step(self._actions).timestep
+        now = now._replace(observation=_shown(now.observation))
         self._returns += now.reward
         self._lengths += 1
         ended = np.logical_or(now.terminated, now.truncated)
@@ -90,7 +96,7 @@ class _SameStep:
         opened = self._batch.amended(
             lambda state, step: chosen(ended, step(state, self._actions), state)
         )
-        return opened.timestep.observation, now.reward, ended, infos
+        return _shown(opened.timestep.observation), now.reward, ended, infos
 
     def close(self) -> None:
         """Does nothing: there is nothing to free."""
@@ -123,3 +129,8 @@ class _SameStep:
 
     def _indices(self, indices: Any) -> Sequence[int]:
         return self._get_indices(indices)  # type: ignore[attr-defined, no-any-return]
+
+
+def _shown(observation: Any) -> Any:
+    """Returns observations `[num_envs, ...]` in which single numbers are arrays of one."""
+    return trees.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, observation)
