@@ -273,7 +273,8 @@ def _of_family(env: HostEnvConfig | Environment) -> TrainConfig | None:
 
     task = innermost(env)
     if isinstance(task, JoystickTask):
-        return joystick_ppo(env, 15_000_000)
+        # On two legs, robots learn to stand first.
+        return joystick_ppo(env, 70_000_000 if len(task.feet) == 2 else 15_000_000)
     return suite_ppo(env) if isinstance(task, SuiteTask) else None
 
 
