@@ -138,7 +138,8 @@ def t1_joystick_ppo() -> TrainConfig:
     # An action of 1 is a whole radian: less noise than others bear.
     return joystick_ppo(
         T1Joystick(scales=scales, tracking_sigma=0.5),
-        70_000_000,
+        50_000_000,
+        learning_rate=4e-4,
         initial_scale=0.2,
         least_scale=0.03,
         entropy_cost=0.0,
