@@ -448,7 +448,6 @@ def test_a_file_of_the_packages_is_found(monkeypatch, tmp_path):
     [
         ("go1", {"push_speed": 1.0, "tracking_sigma": 0.5}),
         ("spot", {"push_speed": 1.0, "tracking_sigma": 0.5}),
-        ("t1", {"tracking_sigma": 0.5}),
     ],
 )
 def test_presets_train_the_task_of_their_name_with_other_weights_of_speed(robot, changed):

@@ -14,7 +14,7 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.device_recipes import joystick_ppo, on_device_ppo, suite_ppo
+from seedbed.config.device_recipes import biped_ppo, joystick_ppo, on_device_ppo, suite_ppo
 from seedbed.config.recipes import (
     atari_dqn,
     atari_impala,
@@ -273,8 +273,7 @@ def _of_family(env: HostEnvConfig | Environment) -> TrainConfig | None:
 
     task = innermost(env)
     if isinstance(task, JoystickTask):
-        # On two legs, robots learn to stand first.
-        return joystick_ppo(env, 70_000_000 if len(task.feet) == 2 else 15_000_000)
+        return joystick_ppo(env, 15_000_000) if len(task.feet) > 2 else biped_ppo(env)
     return suite_ppo(env) if isinstance(task, SuiteTask) else None
 
 

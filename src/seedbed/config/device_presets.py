@@ -130,22 +130,6 @@ def spot_joystick_ppo() -> TrainConfig:
     return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 32_000_000)
 
 
-def t1_joystick_ppo() -> TrainConfig:
-    """Booster's T1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.t1 import T1Joystick, T1Scales
-
-    scales = T1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    # An action of 1 is a whole radian: less noise than others bear.
-    return joystick_ppo(
-        T1Joystick(scales=scales, tracking_sigma=0.5),
-        50_000_000,
-        learning_rate=4e-4,
-        initial_scale=0.2,
-        least_scale=0.03,
-        entropy_cost=0.0,
-    )
-
-
 def dm_cartpole_swingup_ppo() -> TrainConfig:
     """dm_control's cart swings its pole up on our own physics with PPO."""
     from seedbed.envs.device.suite.poles import CartpoleSwingup

@@ -38,7 +38,6 @@ from seedbed.config.device_presets import (
     pendulum_apg,
     reacher_ppo,
     spot_joystick_ppo,
-    t1_joystick_ppo,
     ur5e_ppo,
     walker2d_ppo,
 )
@@ -207,7 +206,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
     "fetch/ppo": fetch_ppo,
-    "t1/joystick/ppo": t1_joystick_ppo,
     "dm/finger-spin/sac": dm_finger_spin_sac,
     "dm/cartpole-swingup/ppo": dm_cartpole_swingup_ppo,
     "dm/cheetah-run/ppo": dm_cheetah_run_ppo,
