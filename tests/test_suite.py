@@ -20,7 +20,7 @@ from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.device.suite.task import random_pose, tolerance
-from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.envs.host.registry import ON_DEVICE, resolve
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
 from suite_reference import Reference
@@ -228,6 +228,18 @@ def test_a_wrapped_task_learns_like_the_task():
 @pytest.mark.parametrize("name", ["dm/acrobot-swingup", "dm/fish-swim", "dm/hopper-hop"])
 def test_they_pass_the_checks_of_tasks(name):
     check_task(resolve_env(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dm/ball_in_cup-catch", "none of dm_control's tasks that are simulated: `seedbed list`"),
+        ("dm/walker-wlk", "simulated; did you mean dm/walker-walk"),
+    ],
+)
+def test_tasks_that_there_are_not_are_named(name, words):
+    with pytest.raises(SeedbedError, match=words):
+        resolve(name)
 
 
 def test_missing_files_are_one_line(monkeypatch):

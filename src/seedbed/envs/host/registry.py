@@ -61,6 +61,8 @@ _LOCOMOTION_NAMES = [
 _LOCOMOTION = {
     name: f"seedbed.envs.device.locomotion.{name}:{_camel(name)}" for name in _LOCOMOTION_NAMES
 }
+SUITE = "dm/"
+"""How names of dm_control's tasks begin."""
 _SUITE_NAMES = {
     "finger": {"finger": ("spin", "turn_easy", "turn_hard")},
     "humanoid": {"humanoid": ("stand", "walk", "run", "run_pure_state")},
@@ -86,7 +88,7 @@ _SUITE_NAMES = {
 }
 """The tasks of dm_control's domains, by the module that has them."""
 _SUITE = {
-    f"dm/{domain}-{task}": f"seedbed.envs.device.suite.{module}:{_camel(f'{domain}_{task}')}"
+    f"{SUITE}{domain}-{task}": f"seedbed.envs.device.suite.{module}:{_camel(f'{domain}_{task}')}"
     for module, domains in _SUITE_NAMES.items()
     for domain, tasks in domains.items()
     for task in tasks
@@ -158,6 +160,12 @@ def resolve(name: str) -> HostEnvConfig | Environment:
     if name in gymnasium.registry:
         require_id(name)
         return GymEnv(name)
+    if name.startswith(SUITE):
+        hint = did_you_mean(name, _SUITE, 4, 0.8)
+        raise SeedbedError(
+            f"{name!r} is none of dm_control's tasks that are simulated{hint}: `seedbed list` has them, "
+            "docs/environments.md says which are not"
+        )
     known = [*names(), *gymnasium.registry]
     hint = did_you_mean(name, known, 4, 0.6)
     hint = hint or did_you_mean(_plain(name), known, 4, 0.5, "see `seedbed list`")
