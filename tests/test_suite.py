@@ -184,6 +184,7 @@ def test_they_are_gymnasium_environments():
         ("dm/cartpole-two_poles", {"poles": 0}, "CartpoleTwoPoles.poles is 0; give 1 or more"),
         ("dm/reacher-easy", {"radius": -1.0}, "ReacherEasy.radius is -1.0; give 0 or more"),
         ("dm/walker-walk", {"speed": float("nan")}, "WalkerWalk.speed is nan; give 0 or more"),
+        ("dm/walker-walk", {"frame_skip": 0}, "WalkerWalk.frame_skip is 0; give 1 or more"),
         ("dm/reacher-easy", {"radius": "x"}, "radius is 'x', a str: give a number"),
         ("dm/reacher-easy", {"xml_file": "dm_control/walker.xml"}, "has no site 'target'"),
         ("dm/cartpole-two_poles", {"xml_file": "dm_control/walker.xml"}, "has no body 'pole_1'"),

@@ -36,7 +36,7 @@ class H1Scales(Scales):
 
 
 class H1Memory(NamedTuple):
-    """What an episode of H1 remembers besides its last actions."""
+    """The memory of an episode of H1, besides its last actions."""
 
     gait: Gait
     hertz: Array  # strides per second

@@ -26,7 +26,7 @@ _SLOWEST_KICK = 0.1  # m/s
 
 
 class Gait(NamedTuple):
-    """Where the feet are in their swing, left and right, in rad from -pi to pi: up before 0, down after."""
+    """The places of both feet in their swing, left first, in rad from -pi to pi: up before 0, down after."""
 
     phase: Array  # [2] by which the next step is judged
     shown: Array  # [2] in the observation

@@ -66,11 +66,6 @@ class _Finger(SuiteTask):
 class FingerSpin(_Finger):
     """dm_control's finger spins a free body."""
 
-    speed: float = 15.0
-    """Speed in rad/s from which on the reward is whole."""
-    margin: float = 0.0
-    """How far below that a speed still brings a part of the reward, in rad/s."""
-
     def edit(self, spec: Any) -> None:
         """Makes the body turn more easily, and hides what only the other tasks need."""
         super().edit(spec)
@@ -80,10 +75,8 @@ class FingerSpin(_Finger):
             site.material, site.rgba = "", [0, 0, 0, 0]
 
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
-        """Pays for a body that turns fast."""
-        turning = self.read(now, "hinge_velocity")[0]
-        fast = tolerance(turning, (-math.inf, -self.speed), self.margin, "linear", 0.0)
-        return {"fast": fast}
+        """Pays for a body that turns at 15 rad/s or more."""
+        return {"fast": tolerance(self.read(now, "hinge_velocity")[0], (-math.inf, -15.0))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,15 +37,15 @@ class SuiteTask(MujocoTask, abc.ABC):
     """Whether the drawn start of an episode is drawn again until nothing touches."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Geoms or sites of the file that an episode moves: mocap bodies of the same names are in their place."""
-
     smallest: ClassVar[dict[str, float]] = {}
     """Smallest values of options that are numbers, by name; of the others it is 0."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
         require_fields(self)
+        smallest = {"frame_skip": 1, **self.smallest}
         for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), self.smallest.get(field.name, 0)
+            value, least = getattr(self, field.name), smallest.get(field.name, 0)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if number and not least <= value < math.inf:
                 raise SeedbedError(
@@ -136,7 +136,8 @@ def part(spec: Any, kind: str, name: str, xml_file: str) -> Any:
     found = getattr(spec, kind)(name)
     if found is None:
         raise SeedbedError(
-            f"{xml_file} has no {kind} {name!r}, which the task needs: give it the parts of dm_control's file"
+            f"{xml_file} has no {kind.removeprefix('find_')} {name!r}, which the task needs: give it the "
+            "parts of dm_control's file"
         )
     return found
 
