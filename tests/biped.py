@@ -98,7 +98,8 @@ STYLES = {
         timestep=0.004,
     ),
 }
-_ANGLES = (0.05, 0.04, -0.25, 0.5, -0.25)  # rad, of a leg in the posture
+_ANGLES = (0.05, 0.04, -0.25, 0.5, -0.25)  # rad, of the left leg in the posture
+_IMAGES = (-0.05, -0.04, -0.25, 0.5, -0.25)  # rad, of the right leg
 _LEG = """
   <body name="{foot}_hip" pos="0 {y} -.05">
     <inertial pos="0 0 -.1" mass="2" diaginertia=".02 .02 .004"/>
@@ -113,7 +114,7 @@ _LEG = """
       <body name="{foot}_link" pos="0 0 -.25">
         <inertial pos=".02 0 -.03" mass=".7" diaginertia=".002 .003 .003"/>
         <joint name="{ankle}" axis="0 1 0" range="-.9 .6"/>
-        <site name="{foot}" pos=".02 0 -.04" euler=".1 0 0"/>
+        <site name="{foot}" pos=".02 0 -.04" euler="0 .1 0"/>
         {geoms}
       </body>
     </body>
@@ -129,7 +130,8 @@ _ARM = """
 def _foot(style: Style, side: str) -> str:
     """The geoms of a foot: spheres at its corners, or a capsule along it, and a core if that is another."""
     soles, core = style.soles.format(*[side] * 9).split(), style.geoms[0].format(side)
-    corners = [(0.1, 0.03), (-0.06, -0.03), (0.1, -0.03), (-0.06, 0.03)]
+    out = 0.03 if side == style.limbs[0] else -0.03
+    corners = [(0.1, out), (-0.06, -out), (0.1, -out), (-0.06, out)]
     capsule = '<geom name="{}" type="capsule" size=".02" fromto="-.06 0 {z} .1 0 {z}"/>'
     text = "".join(
         f'<geom name="{sole}" type="sphere" size=".02" pos="{x} {y} -.04"/>'
@@ -200,7 +202,7 @@ def xml(kind: str) -> str:
         f'<pair geom1="{one}" geom2="{two}" condim="{3 if two == "floor" else 1}" friction=".6 .6"/>'
         for one, two in pairs
     )
-    angles = " ".join(map(str, (0.1, 0.2, 0.3, *_ANGLES, *_ANGLES)))
+    angles = " ".join(map(str, (0.0, 0.2, 0.2, *_ANGLES, *_IMAGES)))
     return f"""
 <mujoco>
   <compiler angle="radian"/>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ import plain_humanoids as plain
 from seedbed import simd
 from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.robots.humanoid import Gait
+from seedbed.envs.device.robots.mirror import sides_of
+from seedbed.envs.device.robots.sensed import Sight
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
@@ -76,9 +78,20 @@ def remembered(kind: str, robot: Any, memory: Any, seen: Any) -> tuple[Any, Any]
     return memory._replace(gait=gait, **{name: np.float32(x) for name, x in told.items()}), seen
 
 
+class Rollout(NamedTuple):
+    """A rollout of MuJoCo, and what makes a step of ours from each of its states."""
+
+    kind: str
+    task: Any
+    before: TaskState
+    actions: np.ndarray
+    found: dict[str, Any]
+    step: Any
+
+
 @pytest.fixture(scope="module", params=[*PLAIN])
-def rolled(request: Any, bipeds: dict[str, str]) -> tuple[Any, Any, dict[str, Any]]:
-    """A rollout of MuJoCo from the posture, and ours from each of its states."""
+def rollout(request: Any, bipeds: dict[str, str]) -> Rollout:
+    """A rollout of MuJoCo from the posture."""
     kind = request.param
     task, robot = unit(kind, bipeds[kind]), PLAIN[kind](bipeds[kind])
     rng, data = np.random.default_rng(0), robot.data
@@ -118,9 +131,72 @@ def rolled(request: Any, bipeds: dict[str, str]) -> tuple[Any, Any, dict[str, An
         opened = task.reset(jax.random.key(0))
         return task.step(opened._replace(inner=inner._replace(kept=ride)), action)
 
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *before)
-    ours = jax.jit(simd.vectorize(step))(stacked, np.stack(actions))
-    return ours, task, jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    stacked, theirs = (jax.tree.map(lambda *x: np.stack(x), *rows) for rows in (before, found))
+    return Rollout(kind, task, stacked, np.stack(actions), theirs, jax.jit(simd.vectorize(step)))
+
+
+@pytest.fixture(scope="module")
+def rolled(rollout: Rollout) -> tuple[Any, Any, dict[str, Any]]:
+    """Our steps from the states of a rollout of MuJoCo, the task, and MuJoCo's steps."""
+    return rollout.step(rollout.before, rollout.actions), rollout.task, rollout.found
+
+
+def in_mirror(rollout: Rollout) -> tuple[TaskState, np.ndarray]:
+    """The states and actions of a rollout as a mirror shows them."""
+    task, before = rollout.task, rollout.before
+    sides = sides_of(task.compiled(), task.at_home, task.feet)
+
+    def turned(name: str, x: Any) -> Any:
+        of = sides.of(Sight(name, np.shape(x)[-1]))
+        return np.asarray(x)[:, list(of.order)] * np.array(of.signs, np.float32)
+
+    def moved(qvel: Any) -> Any:
+        parts = np.split(qvel, [3, 6], axis=1)
+        names = ("base_lin_vel", "base_ang_vel", "joint_vel")
+        return np.concatenate([turned(*each) for each in zip(names, parts, strict=True)], axis=1)
+
+    ride, feet = before.kept, list(sides.feet.order)
+    parts = np.split(before.qpos, [3, 7], axis=1)
+    names = ("position", "orientation", "joint_pos")
+    qpos = np.concatenate([turned(*each) for each in zip(names, parts, strict=True)], axis=1)
+    memory = ride.memory
+    if rollout.kind == "op3":
+        of = task.mirror().observation["state"]
+        memory = memory[:, list(of.order)] * np.array(of.signs, np.float32)
+    else:
+        gait = memory.gait if rollout.kind == "h1" else memory
+        gait = gait._replace(phase=gait.phase[:, feet], shown=gait.shown[:, feet])
+        servos = ("targets", "speeds", "errors")
+        memory = (
+            memory._replace(
+                gait=gait, **{name: turned("joint_pos", getattr(memory, name)) for name in servos}
+            )
+            if rollout.kind == "h1"
+            else gait
+        )
+    ride = ride._replace(
+        command=turned("command", ride.command),
+        action=turned("actions", ride.action),
+        earlier=turned("actions", ride.earlier),
+        feet=jax.tree.map(lambda x: x[:, feet], ride.feet),
+        memory=memory,
+        seen=ride.seen._replace(command=turned("command", ride.seen.command)),
+    )
+    accelerated = moved(before.qacc_warmstart)
+    states = before._replace(qpos=qpos, qvel=moved(before.qvel), qacc_warmstart=accelerated, kept=ride)
+    return states, turned("actions", rollout.actions)
+
+
+@pytest.mark.quick("t1")
+def test_a_step_in_the_mirror_shows_the_image_of_the_step(rollout):
+    ours = rollout.step(rollout.before, rollout.actions).timestep
+    image = rollout.step(*in_mirror(rollout)).timestep
+    assert rollout.task.spec.mirror == (mirror := rollout.task.mirror())
+    for name, of in mirror.observation.items():
+        wanted = np.asarray(ours.observation[name])[:, list(of.order)] * np.array(of.signs)
+        scale = np.maximum(1.0, np.abs(wanted).max(axis=0))
+        np.testing.assert_array_less(np.abs(image.observation[name] - wanted) / scale, 1e-3)
+    np.testing.assert_allclose(image.reward, ours.reward, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.quick("t1")
@@ -245,7 +321,7 @@ def test_commands_are_drawn_as_published(kind, low, high, share, bipeds):
 def test_joints_begin_around_the_posture(bipeds):
     task = task_of("t1", bipeds["t1"])
     qpos, qvel = jax.vmap(task.initial)(jax.random.split(jax.random.key(0), 300))
-    share = np.asarray(qpos)[:, 7:] / task.posture
+    share = np.asarray(qpos)[:, 8:] / task.posture[1:]  # the waist is straight
     assert 0.5 <= share.min() < 0.51 and 1.49 < share.max() <= 1.5
     assert np.abs(qpos[:, :2]).max() > 0.45 and np.abs(qvel[:, :6]).max() > 0.45
     assert not np.asarray(qvel[:, 6:]).any()

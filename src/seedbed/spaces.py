@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from seedbed.errors import SeedbedError
@@ -67,6 +68,45 @@ class Box:
 ActionSpec = Discrete | MultiDiscrete | Box
 
 
+@dataclasses.dataclass(frozen=True)
+class Reflection:
+    """What a mirror makes of a vector: number i becomes `signs[i]` times number `order[i]`."""
+
+    order: tuple[int, ...]
+    signs: tuple[int, ...]  # 1 or -1
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError unless a second mirror undoes the first."""
+        size, signs = len(self.order), self.signs
+        fits = len(signs) == size and sorted(self.order) == list(range(size))
+        if not fits or not all(
+            self.order[j] == i and signs[i] in (-1, 1) and signs[i] == signs[j]
+            for i, j in enumerate(self.order)
+        ):
+            raise SeedbedError(
+                f"Reflection: with order {self.order} and signs {signs}, a second mirror does not undo the "
+                "first: exchange numbers in pairs, with one sign of 1 or -1 for both"
+            )
+
+
+def joined(parts: Iterable[Reflection]) -> Reflection:
+    """Returns the reflection of some vectors, one after the other."""
+    order: list[int] = []
+    signs: list[int] = []
+    for part in parts:
+        order += [len(signs) + i for i in part.order]
+        signs += part.signs
+    return Reflection(tuple(order), tuple(signs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """The symmetry of an environment: reflected actions do to reflected states what actions do to states."""
+
+    observation: Tree  # of Reflection, in the form of the observation, whose leaves are vectors
+    action: Reflection  # of a Box
+
+
 ACTION_MASK = "action_mask"
 """Key of an observation's entry with a number for each choice of the action; 0 forbids the choice."""
 PRIVILEGED = "privileged"
@@ -84,9 +124,12 @@ class EnvSpec:
 
     observation: Tree  # of ArraySpec
     action: ActionSpec  # Discrete, MultiDiscrete or Box
+    mirror: Mirror | None = None  # the symmetry that agents may use; None: none is known
 
     def __post_init__(self) -> None:
-        """Raises SeedbedError if a mask does not fit the action, or there is nothing else to see."""
+        """Raises SeedbedError if a mask or a mirror does not fit, or there is nothing else to see."""
+        if self.mirror is not None:
+            _require_mirror(self.mirror, self.observation, self.action)
         if not isinstance(self.observation, dict):
             return
         if not without(self.observation, ACTION_MASK, PRIVILEGED):
@@ -106,7 +149,39 @@ class EnvSpec:
 
 def policy_spec(spec: EnvSpec) -> EnvSpec:
     """Returns the spec of what a trained policy sees: without the privileged part."""
-    return dataclasses.replace(spec, observation=without(spec.observation, PRIVILEGED))
+    mirror = spec.mirror
+    if mirror is not None:
+        mirror = Mirror(without(mirror.observation, PRIVILEGED), mirror.action)
+    return EnvSpec(without(spec.observation, PRIVILEGED), spec.action, mirror)
+
+
+def _require_mirror(mirror: Mirror, observation: Tree, action: ActionSpec) -> None:
+    """Raises SeedbedError unless a mirror is one of these observations and actions."""
+
+    def fits(reflection: Tree, leaf: Tree) -> bool:
+        if isinstance(leaf, dict):
+            same = isinstance(reflection, dict) and reflection.keys() == leaf.keys()
+            return same and all(fits(reflection[key], leaf[key]) for key in leaf)
+        if not isinstance(leaf, ArraySpec):
+            same = isinstance(reflection, tuple) and len(reflection) == len(leaf)
+            return same and all(map(fits, reflection, leaf))
+        return isinstance(reflection, Reflection) and (len(reflection.order),) == leaf.shape
+
+    if not fits(mirror.observation, observation):
+        raise SeedbedError(
+            "an environment's mirror does not fit its observation: give a Reflection of as many numbers for "
+            "each vector, in the observation's own form"
+        )
+    turned = mirror.action
+    if not isinstance(action, Box) or (len(turned.order),) != action.shape:
+        raise SeedbedError(f"a mirror of {len(turned.order)} numbers does not fit {action}")
+    for i, (j, sign) in enumerate(zip(turned.order, turned.signs, strict=True)):
+        bounds = (action.low[j], action.high[j]) if sign > 0 else (-action.high[j], -action.low[j])
+        if bounds != (action.low[i], action.high[i]):
+            raise SeedbedError(
+                f"a mirror makes actions from {bounds[0]} to {bounds[1]} of number {i}, whose bounds are "
+                f"{action.low[i]} and {action.high[i]}: they must be the same"
+            )
 
 
 def num_choices(action: ActionSpec) -> int:

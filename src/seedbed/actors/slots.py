@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from seedbed import trees
+from seedbed.spaces import Mirror, Reflection
 from seedbed.strict_json import revived
 from seedbed.types import (
     ActionSpec,
@@ -210,20 +211,33 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     Raises SeedbedError if the observation has other things than dicts, tuples and ArraySpecs.
     """
     kind = type(spec.action).__name__
-    return {
+    data = {
         "observation": _tree_to_json(spec.observation),
         "action": {"kind": kind, **dataclasses.asdict(spec.action)},
     }
+    if spec.mirror is None:
+        return data
+    mirror = {
+        "observation": _tree_to_json(spec.mirror.observation),
+        "action": _tree_to_json(spec.mirror.action),
+    }
+    return {**data, "mirror": mirror}
 
 
 def spec_from_json(data: dict[str, Any]) -> EnvSpec:
     """Returns the spec that `spec_to_json` turned into `data`."""
-    return EnvSpec(_tree_from_json(data["observation"]), _action_from_json(data["action"]))
+    observation, action = _tree_from_json(data["observation"]), _action_from_json(data["action"])
+    if "mirror" not in data:
+        return EnvSpec(observation, action)
+    mirror = {key: _tree_from_json(tree) for key, tree in data["mirror"].items()}
+    return EnvSpec(observation, action, Mirror(**mirror))
 
 
 def _tree_to_json(tree: Tree) -> dict[str, Any]:
     if isinstance(tree, ArraySpec):
         return {"shape": list(tree.shape), "dtype": tree.dtype}
+    if isinstance(tree, Reflection):
+        return {"order": list(tree.order), "signs": list(tree.signs)}
     if isinstance(tree, dict):
         return {"dict": {key: _tree_to_json(child) for key, child in tree.items()}}
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
@@ -238,6 +252,8 @@ def _tree_from_json(data: dict[str, Any]) -> Tree:
         return {key: _tree_from_json(child) for key, child in data["dict"].items()}
     if "tuple" in data:
         return tuple(_tree_from_json(child) for child in data["tuple"])
+    if "order" in data:
+        return Reflection(tuple(data["order"]), tuple(data["signs"]))
     return ArraySpec(tuple(data["shape"]), data["dtype"])
 
 

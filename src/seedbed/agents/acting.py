@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from seedbed import trees
 from seedbed.agents.base import (
     Memory,
     NetworkAgent,
+    ObservationStats,
     Params,
     zeros_of,
 )
+from seedbed.nets.equivariant import Symmetry
 from seedbed.nets.policy import ActorCritic
 from seedbed.ops.distributions import (
     Distribution,
@@ -30,7 +33,8 @@ from seedbed.ops.distributions import (
 )
 from seedbed.ops.masks import masked
 from seedbed.ops.noise import NoiseName, initial_noise, next_noise
-from seedbed.spaces import ACTION_MASK, PRIVILEGED, entry, without
+from seedbed.ops.statistics import RunningStatistics, symmetrised
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, entry, joined, without
 from seedbed.types import (
     ActorState,
     Box,
@@ -72,6 +76,9 @@ class ActingAgent(NetworkAgent):
     """Lower limit of that deviation; raise it if the policy stops exploring too early."""
     noise: NoiseName = "white"
     """Draws of real actions from step to step: white is independent, pink is alike for a while."""
+    equivariant: bool = False
+    """Whether the policy of a reflected observation is the reflected policy, at half the work in the layers
+    between; for environments that tell their mirror symmetry, such as the robots."""
     greedy_evaluation: bool = False
     """Whether evaluations take the most probable choice instead of drawing one; it can get stuck for ever."""
 
@@ -86,6 +93,21 @@ class ActingAgent(NetworkAgent):
             raise SeedbedError(
                 f"{self._name}.noise is pink but the environment takes {self.spec.action}, which has no "
                 "noise; give white"
+            )
+        if self.equivariant:
+            self._require_symmetry()
+
+    def _require_symmetry(self) -> None:
+        """Raises SeedbedError unless equivariant networks can be made."""
+        said = f"{self._name}.equivariant is True"
+        if self.recurrent or self.torso not in ("auto", "mlp"):
+            raise SeedbedError(f"{said}: set recurrent to False, and torso to mlp")
+        sizes = (*self.hidden_sizes, *self.value_sizes)
+        if any(size % 2 for size in sizes):
+            raise SeedbedError(f"{said}: give layers an even number of units, not {sizes}")
+        if self.spec is not None and self.spec.mirror is None:
+            raise SeedbedError(
+                f"{said}, but the environment tells no mirror symmetry (`mirror` of its EnvSpec); give False"
             )
 
     def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
@@ -208,6 +230,26 @@ class ActingAgent(NetworkAgent):
         """Returns the entropy `[T, B]` of actions, in nats; `draw` `[T, B, D]` are those acted on."""
         return squashed_entropy(self._env().action, policy, draw, self.squash)
 
+    def _scaling(self, seen: ObservationStats) -> Tree:
+        """Returns the scaling of observations; for equivariant networks, the same for reflected ones."""
+        mirror = self._env().mirror
+        if self.equivariant and mirror is not None and isinstance(seen, RunningStatistics):
+            seen = symmetrised(seen, mirror.observation)
+        return super()._scaling(seen)
+
+    @property
+    def _symmetry(self) -> Symmetry | None:
+        mirror = self._env().mirror
+        if not self.equivariant or mirror is None:
+            return None
+        shown, means = mirror.observation, mirror.action
+        scales = dataclasses.replace(means, signs=(1,) * len(means.signs))
+        return Symmetry(
+            policy=joined(trees.leaves(without(shown, PRIVILEGED))),
+            value=joined(trees.leaves(shown)),
+            parameters=joined([means, scales]),
+        )
+
     @property
     def _value_sizes(self) -> tuple[int, ...]:
         """Returns the layers of the value's own network; () if it shares the policy's."""
@@ -223,4 +265,5 @@ class ActingAgent(NetworkAgent):
             activation=self.activation,
             lstm_size=self.lstm_size if self.recurrent else 0,
             dtype=self._dtype,
+            symmetry=self._symmetry,
         )

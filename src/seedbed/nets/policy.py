@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from seedbed.nets.equivariant import EquivariantHead, Symmetry
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.recurrent import LSTM, initial_lstm_state, memory_inputs
 from seedbed.nets.torsos import Torso
-from seedbed.spaces import PRIVILEGED, without
+from seedbed.spaces import PRIVILEGED, Reflection, without
 from seedbed.types import Tree
 
 ActivationName = Literal["relu", "tanh", "swish"]
@@ -36,6 +37,8 @@ class ActorCritic(nn.Module):
     activation: ActivationName = "relu"
     lstm_size: int = 0  # 0 is no memory
     dtype: Any = jnp.float32
+    symmetry: Symmetry | None = None
+    """With it, a policy of reflected observations is the reflected policy, and the value is the same."""
 
     @nn.compact
     def __call__(
@@ -60,12 +63,15 @@ class ActorCritic(nn.Module):
             scaling: tree that scales the observation, or None (see `Torso`).
         """
 
-        def features(sizes: tuple[int, ...], core: Tree, *unseen: str) -> tuple[Array, Tree]:
+        def features(
+            sizes: tuple[int, ...], core: Tree, reflection: Reflection | None, *unseen: str
+        ) -> tuple[Array, Tree]:
             """Makes a torso and memory; returns features `[T, B, D]` and the core after the last row."""
             rows, batch = first.shape
             shown = without(observation, *unseen)
             folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), shown)
-            torso = Torso(self.image, sizes, _ACTIVATIONS[self.activation], dtype=self.dtype)
+            activation = _ACTIVATIONS[self.activation]
+            torso = Torso(self.image, sizes, activation, self.dtype, reflection)
             seen = torso(folded, without(scaling, *unseen)).reshape(rows, batch, -1)
             if not self.lstm_size:
                 return seen, core
@@ -73,13 +79,21 @@ class ActorCritic(nn.Module):
             return LSTM(self.lstm_size, self.dtype)(inputs, first, core)
 
         policy_core, value_core = core if self._two and self.lstm_size else (core, core)
-        policy_features, policy_core = features(self.sizes, policy_core, PRIVILEGED)
-        parameters = PolicyHead(self.parameter_size)(policy_features)
+        seen, whole, turned = self.symmetry or (None, None, None)
+        policy_features, policy_core = features(self.sizes, policy_core, seen, PRIVILEGED)
+        head = PolicyHead(self.parameter_size) if turned is None else EquivariantHead(turned)
+        parameters = head(policy_features)
         if not self._two:
-            return parameters, ValueHead()(policy_features), policy_core
-        value_features, value_core = features(self.value_sizes, value_core)
+            return parameters, self._value(policy_features), policy_core
+        value_features, value_core = features(self.value_sizes, value_core, whole)
         core = (policy_core, value_core) if self.lstm_size else ()
-        return parameters, ValueHead()(value_features), core
+        return parameters, self._value(value_features), core
+
+    def _value(self, features: Array) -> Array:
+        """Returns values `[T, B]`; with a symmetry, only even features tell them."""
+        if self.symmetry is not None:
+            features = features[..., : features.shape[-1] // 2]
+        return ValueHead()(features)
 
     @nn.nowrap
     def initial_core(self, batch: int) -> Tree:

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
+from seedbed.nets.equivariant import EquivariantMlp
 from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.own import is_own, own_torso
 from seedbed.nets.pooling import max_pool
 from seedbed.nets.products import dot_general_in
 from seedbed.nets.residual import residual_block
+from seedbed.spaces import Reflection
 from seedbed.types import SeedbedError, Tree
 
 TORSOS = ("auto", "nature", "small", "resnet", "mlp")
@@ -225,6 +227,8 @@ class Torso(nn.Module):
     sizes: tuple[int, ...]
     activation: Callable[[Array], Array] = nn.relu
     dtype: Any = jnp.float32
+    reflection: Reflection | None = None
+    """Of all vectors together: the mlp is then an `EquivariantMlp`."""
 
     @nn.compact
     def __call__(self, observation: Tree, scaling: Tree = None) -> Array:
@@ -250,9 +254,13 @@ class Torso(nn.Module):
             else:
                 features.append(torso(leaf, scale))
         if vectors:
-            mlp = Mlp(self.sizes, self.activation, dtype=self.dtype)
-            features.append(mlp(jnp.concatenate(vectors, axis=-1)))
+            features.append(self._mlp()(jnp.concatenate(vectors, axis=-1)))
         return jnp.concatenate(features, axis=-1)
+
+    def _mlp(self) -> nn.Module:
+        if self.reflection is None:
+            return Mlp(self.sizes, self.activation, dtype=self.dtype)
+        return EquivariantMlp(self.sizes, self.reflection, self.activation, dtype=self.dtype)
 
     def _image_torso(self, shape: tuple[int, ...]) -> nn.Module | None:
         """Makes the torso for images of this shape; None for what goes through the Mlp."""

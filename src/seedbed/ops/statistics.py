@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from seedbed.spaces import Reflection
 from seedbed.types import Tree
 
 _BYTES = (127.0, 64.0**2)
@@ -58,6 +60,27 @@ def initial(spec: Tree) -> RunningStatistics:
         return jax.tree.map(known, spec)
 
     return RunningStatistics(weight=jnp.zeros(()), mean=moment(0), variance=moment(1))
+
+
+def symmetrised(statistics: RunningStatistics, reflections: Tree) -> RunningStatistics:
+    """Returns the statistics of data and its reflections; leaves of `reflections` are `Reflection`s."""
+
+    def mean(mean: Array, of: Reflection) -> Array:
+        return 0.5 * (mean + _reflected(mean, of))
+
+    def variance(mean: Array, variance: Array, of: Reflection) -> Array:
+        apart = 0.5 * (mean - _reflected(mean, of))
+        return 0.5 * (variance + variance[np.array(of.order)]) + jnp.square(apart)
+
+    return RunningStatistics(
+        weight=statistics.weight,
+        mean=jax.tree.map(mean, statistics.mean, reflections),
+        variance=jax.tree.map(variance, statistics.mean, statistics.variance, reflections),
+    )
+
+
+def _reflected(x: Array, of: Reflection) -> Array:
+    return x[np.array(of.order)] * np.array(of.signs, np.float32)
 
 
 def no_deviations(statistics: RunningStatistics) -> Deviations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -69,7 +68,8 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     mask = entry(spec.observation, ACTION_MASK)
     if mask is not None:
         observation[ACTION_MASK] = mask
-    return dataclasses.replace(spec, observation=observation)
+    mirror = spec.mirror if frame_stack == 1 else None
+    return EnvSpec(observation, spec.action, mirror)
 
 
 def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:

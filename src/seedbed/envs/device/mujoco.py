@@ -24,6 +24,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.packaged import is_packaged, packaged_file
 from seedbed.physics.model import EULER
+from seedbed.spaces import Mirror
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -197,7 +198,12 @@ class MujocoTask(abc.ABC):
         return EnvSpec(
             jax.tree.map(lambda leaf: ArraySpec(leaf.shape, str(leaf.dtype)), shown),
             Box((model.nu,), tuple(low), tuple(high)),
+            self.mirror(),
         )
+
+    def mirror(self) -> Mirror | None:
+        """Returns the task's symmetry, which agents may use; None: none is known."""
+        return None
 
     def action_bounds(self) -> np.ndarray:
         """Returns the bounds [nu, 2] of actions: those of the actuators' controls."""

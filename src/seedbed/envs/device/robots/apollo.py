@@ -15,6 +15,7 @@ from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.commands import PiecemealCommands
 from seedbed.envs.device.robots.humanoid import Humanoid
 from seedbed.envs.device.robots.ride import Ride, Scales
+from seedbed.envs.device.robots.sensed import Sight
 from seedbed.types import Array
 
 _WEIGHTS = {"shoulder_fe": 0.1, "hip_fe": 0.01, "knee_fe": 0.01, "hip_aa": 0.0}
@@ -83,6 +84,18 @@ class ApolloJoystick(Humanoid, PiecemealCommands):
             now.actuator_force,
             now.qpos[:7],
         ]
+
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        joints = len(self.posture)
+        return (
+            *self.sights,
+            *(Sight(name, 3) for name in ("base_ang_vel", "projected_gravity", "base_lin_vel")),
+            *(Sight(name, joints) for name in ("joint_pos", "joint_vel", "actuator_force")),
+            Sight("position", 3),
+            Sight("orientation", 4),
+        )
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array

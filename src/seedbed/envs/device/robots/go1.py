@@ -88,6 +88,21 @@ class Go1Joystick(PiecemealCommands):
             seen.pushed.astype(jnp.float32)[None],
         ]
 
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        joints, feet = len(self.posture), len(self.feet)
+        return (
+            *(Sight(name, 3) for name in ("base_ang_vel", "accelerometer", "projected_gravity")),
+            *(Sight(name, 3) for name in ("base_lin_vel", "global_ang_vel")),
+            *(Sight(name, joints) for name in ("joint_pos", "joint_vel", "actuator_force")),
+            Sight("feet_contact", feet),
+            Sight("feet_vel", 3 * feet),
+            Sight("feet_air_time", feet),
+            Sight("push", 3),
+            Sight("pushed", 1),
+        )
+
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
     ) -> dict[str, Array]:

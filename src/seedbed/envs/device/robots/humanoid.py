@@ -232,6 +232,22 @@ class UsualHumanoid(Humanoid):
             kept.seen.air_time,
         ]
 
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        joints, feet = len(self.posture), len(self.feet)
+        return (
+            *self.sights,
+            *(Sight(name, 3) for name in ("base_ang_vel", "accelerometer", "projected_gravity")),
+            *(Sight(name, 3) for name in ("base_lin_vel", "global_ang_vel")),
+            *(Sight(name, joints) for name in ("joint_pos", "joint_vel")),
+            Sight("height", 1),
+            Sight("actuator_force", joints),
+            Sight("feet_contact", feet),
+            Sight("feet_vel", 3 * feet),
+            Sight("feet_air_time", feet),
+        )
+
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
     ) -> dict[str, Array]:

@@ -21,11 +21,12 @@ import numpy as np
 from seedbed import physics
 from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import Command, TaskState, Verdict, squares
+from seedbed.envs.device.robots.mirror import sides_of
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
 from seedbed.envs.device.robots.sensed import SensedRobot
 from seedbed.envs.device.robots.servos import Servos, compiled_with, with_servos
 from seedbed.physics.math import quat_mul
-from seedbed.spaces import PRIVILEGED
+from seedbed.spaces import PRIVILEGED, Mirror, joined
 from seedbed.types import Array, EnvState, SeedbedError, Tree
 
 
@@ -134,6 +135,19 @@ class JoystickTask(SensedRobot, abc.ABC):
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
         return compiled_with(self.model_path, self.servos)
+
+    def mirror(self) -> Mirror | None:
+        """Returns the symmetry of the robot and the task; None if the robot or what it sees has none."""
+        sides = sides_of(self.compiled(), self.at_home, self.feet)
+        if sides is None or not self.sights:
+            return None
+        parts = [[sides.of(sight) for sight in seen] for seen in (self.sights, self.insights)]
+        if None in parts[0] + parts[1]:
+            return None
+        shown, critics = (joined(filter(None, seen)) for seen in parts)
+        return Mirror(
+            {"state": shown} | ({PRIVILEGED: critics} if self.insights else {}), sides.servos
+        )
 
     @property
     def servos(self) -> Servos:

@@ -145,6 +145,20 @@ class Legged(JoystickTask):
             seen.push,
         ]
 
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        servos, feet = len(self._stands.servos), len(self.feet)
+        return (
+            *self.sights[:5],
+            Sight("height", 1),
+            Sight("actuator_force", servos),
+            Sight("feet_contact", feet),
+            Sight("feet_vel", 3 * feet),
+            Sight("feet_air_time", feet),
+            Sight("push", 3),
+        )
+
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by 60 degrees or is at half its height."""
         return (self.up(now)[2] < 0.5) | (now.qpos[2] < 0.5 * self._stands.qpos[2])

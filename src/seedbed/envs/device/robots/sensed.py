@@ -25,7 +25,9 @@ class Sight(NamedTuple):
     `projected_gravity`, `joint_pos` (from the posture), `joint_vel`, `actions` and `command`. Ours are
     `upvector`, `feet_pos`, `servo_error`, how far joints were from their targets, `ones`, and those of a gait
     (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
-    (0, a walk) and `gait_height`.
+    (0, a walk) and `gait_height`. Critics also see `accelerometer`, `global_ang_vel`, `position`,
+    `orientation`, `height`, `actuator_force`, `feet_contact`, `feet_vel`, `feet_air_time`, `push` and
+    `pushed`.
     """
 
     name: str
@@ -63,6 +65,11 @@ class SensedRobot(MujocoTask, abc.ABC):
     @property
     def sights(self) -> tuple[Sight, ...]:
         """Returns the parts of what the policy sees, in order; `()` if the task does not tell."""
+        return ()
+
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order; `()` if the task does not tell."""
         return ()
 
     @property

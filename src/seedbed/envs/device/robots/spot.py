@@ -115,6 +115,22 @@ class SpotJoystick(RestingCommands):
             seen.push,
         ]
 
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        joints, feet = len(self.posture), len(self.feet)
+        return (
+            *(Sight(name, 3) for name in ("base_ang_vel", "accelerometer", "upvector")),
+            *(Sight(name, 3) for name in ("base_lin_vel", "global_ang_vel")),
+            Sight("joint_pos", joints),
+            Sight("feet_pos", 3 * feet),
+            *(Sight(name, joints) for name in ("joint_vel", "actuator_force")),
+            Sight("feet_contact", feet),
+            Sight("feet_vel", 3 * feet),
+            Sight("feet_air_time", feet),
+            Sight("push", 3),
+        )
+
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the body leans by more than about 32 degrees."""
         return self.up(now)[2] < 0.85

@@ -1,0 +1,118 @@
+"""The mirror symmetry of a robot, found in its model: which joints and feet are each other's images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mujoco  # type: ignore[import-untyped]
+import numpy as np
+
+from seedbed.envs.device.robots.sensed import Sight
+from seedbed.spaces import Reflection, joined
+
+_VECTOR = Reflection((0, 1, 2), (1, -1, 1))  # across the trunk's, or the world's, xz plane
+_TURNING = Reflection((0, 1, 2), (-1, 1, -1))  # angular velocities
+_FIXED = {
+    **dict.fromkeys(("base_lin_vel", "projected_gravity", "upvector"), _VECTOR),
+    **dict.fromkeys(("accelerometer", "position", "push"), _VECTOR),
+    **dict.fromkeys(("base_ang_vel", "global_ang_vel"), _TURNING),
+    "orientation": Reflection((0, 1, 2, 3), (1, -1, 1, -1)),
+    "command": Reflection((0, 1, 2), (1, -1, -1)),
+}
+_NUMBERS = ("ones", "gait_frequency", "gait_kind", "gait_height", "height", "pushed")
+_NEAR = 0.02  # of the robot's size, within which places are the same
+_BENT = 0.02  # rad or m, by which the posture may differ from its image
+
+
+class Sides(NamedTuple):
+    """What a mirror makes of a robot's parts."""
+
+    joints: Reflection  # of the hinges and slides, in order
+    servos: Reflection  # of the actuators
+    feet: Reflection  # of a number of each foot
+
+    def of(self, sight: Sight) -> Reflection | None:
+        """Returns the reflection of a part of an observation; None if its name is unknown."""
+        vectors = _threefold(self.feet)
+        made: dict[str, Callable[[], Reflection]] = {
+            **dict.fromkeys(("joint_pos", "joint_vel", "servo_error"), lambda: self.joints),
+            **dict.fromkeys(("actions", "actuator_force"), lambda: self.servos),
+            **dict.fromkeys(("feet_pos", "feet_vel"), lambda: vectors),
+            **dict.fromkeys(("feet_contact", "feet_air_time"), lambda: self.feet),
+            "gait_phase": lambda: joined([self.feet, self.feet]),
+            **dict.fromkeys(_NUMBERS, lambda: _same(sight.size)),
+        }
+        one = _FIXED.get(sight.name) or made.get(sight.name, lambda: None)()
+        return None if one is None else joined([one] * sight.history)
+
+
+def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
+    """Returns what a mirror across the trunk's xz plane makes of a robot; None if it has no such symmetry.
+
+    Joints are images of each other by their places and axes, feet by their places, and actuators by their
+    joints, in the posture `qpos`, which must be symmetric too. Masses and ranges are not compared: those of
+    robots and of their files are often a little different on both sides.
+
+    Args:
+        model: mujoco.MjModel of a robot whose first joint is free and whose others are hinges or slides.
+        qpos: its posture, [nq].
+        feet: names of sites, or of bodies.
+    """
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    data.qpos[:7] = [0, 0, 0, 1, 0, 0, 0]
+    mujoco.mj_kinematics(model, data)
+    places, axes = data.xanchor[1:], data.xaxis[1:]
+    near = _NEAR * float(np.abs(places).max(initial=0.0))
+    hinges = model.jnt_type[1:] == mujoco.mjtJoint.mjJNT_HINGE
+    across = np.array(_VECTOR.signs)
+    # The axis of a hinge is that of a turning, which a mirror reflects the other way.
+    images = np.where(hinges[:, None], -1, 1) * across * axes
+    parallel, apart = images @ axes.T, (across * places)[:, None] - places
+    # Where on its axis a hinge is said to be does not matter.
+    along = hinges[:, None] * (apart * axes).sum(axis=-1)
+    off_axis = np.linalg.norm(apart - along[..., None] * axes, axis=-1)
+    same = (np.abs(parallel) > 0.98) & (off_axis < near)
+    distances = np.where(same, np.linalg.norm(apart, axis=-1), np.inf)
+    joints = _matched(distances, np.sign(parallel))
+    sites = np.array([_place(model, data, foot) for foot in feet])
+    apart = np.linalg.norm((across * sites)[:, None] - sites, axis=-1)
+    paired = _matched(np.where(apart < near, apart, np.inf), np.ones(apart.shape))
+    if joints is None or paired is None:
+        return None
+    bent, signs = qpos[7:], np.array(joints.signs)
+    if not np.allclose(signs * bent[list(joints.order)], bent, atol=_BENT):
+        return None
+    servos = model.actuator_trnid[:, 0] - 1
+    order = [np.flatnonzero(servos == joints.order[joint]) for joint in servos]
+    if any(len(found) != 1 for found in order):
+        return None
+    signs = tuple(joints.signs[joint] for joint in servos)
+    return Sides(joints, Reflection(tuple(int(found[0]) for found in order), signs), paired)
+
+
+def _matched(distances: np.ndarray, signs: np.ndarray) -> Reflection | None:
+    """Returns the reflection of what is nearest to images, with the signs of pairs; None if one has none.
+
+    Both arguments are [n, n]; a distance is infinite where two parts cannot be images of each other.
+    """
+    order, every = distances.argmin(axis=1), np.arange(len(distances))
+    if not np.isfinite(distances.min(axis=1)).all() or (order[order] != every).any():
+        return None
+    return Reflection(tuple(map(int, order)), tuple(map(int, signs[every, order])))
+
+
+def _place(model: Any, data: Any, name: str) -> np.ndarray:
+    site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, name)
+    return data.site(name).xpos if site >= 0 else data.body(name).xpos
+
+
+def _threefold(numbers: Reflection) -> Reflection:
+    """Returns the reflection of a vector for each number."""
+    order = tuple(3 * i + k for i in numbers.order for k in range(3))
+    return Reflection(order, tuple(s * k for s in numbers.signs for k in _VECTOR.signs))
+
+
+def _same(size: int) -> Reflection:
+    return Reflection(tuple(range(size)), (1,) * size)
