@@ -183,7 +183,9 @@ def in_mirror(rollout: Rollout) -> tuple[TaskState, np.ndarray]:
         seen=ride.seen._replace(command=turned("command", ride.seen.command)),
     )
     accelerated = moved(before.qacc_warmstart)
-    states = before._replace(qpos=qpos, qvel=moved(before.qvel), qacc_warmstart=accelerated, kept=ride)
+    states = before._replace(
+        qpos=qpos, qvel=moved(before.qvel), qacc_warmstart=accelerated, kept=ride
+    )
     return states, turned("actions", rollout.actions)
 
 
@@ -191,8 +193,7 @@ def in_mirror(rollout: Rollout) -> tuple[TaskState, np.ndarray]:
 def test_a_step_in_the_mirror_shows_the_image_of_the_step(rollout):
     ours = rollout.step(rollout.before, rollout.actions).timestep
     image = rollout.step(*in_mirror(rollout)).timestep
-    assert rollout.task.spec.mirror == (mirror := rollout.task.mirror())
-    for name, of in mirror.observation.items():
+    for name, of in rollout.task.spec.mirror.observation.items():
         wanted = np.asarray(ours.observation[name])[:, list(of.order)] * np.array(of.signs)
         scale = np.maximum(1.0, np.abs(wanted).max(axis=0))
         np.testing.assert_array_less(np.abs(image.observation[name] - wanted) / scale, 1e-3)
