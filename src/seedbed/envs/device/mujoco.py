@@ -120,6 +120,10 @@ class MujocoTask(abc.ABC):
         """Returns what the actuators are told [nu] for an action of the agent."""
         return action
 
+    def opening_control(self, kept: Tree, qpos: Array) -> Array:
+        """Returns what the actuators are told [nu] when an episode opens at qpos [nq]."""
+        return self.control(kept, jnp.zeros(self.physics_model().nu, jnp.float32))
+
     def mocap(self, kept: Tree) -> dict[str, Array]:
         """Returns where mocap bodies are in the step after a state, as arguments of `physics.step`."""
         return {}
@@ -221,9 +225,9 @@ class MujocoTask(abc.ABC):
         model = self.physics_model()
         # No small number: those give the keys of `split`, which `initial` may use.
         begun = self.begin(jax.random.fold_in(key, 0x6B657074))
-        state = physics.init(model, *self.initial(key))
-        ctrl = self.control(begun, jnp.zeros(model.nu, jnp.float32))
-        now = physics.forward(model, state, ctrl=ctrl, **self.mocap(begun))
+        qpos, qvel = self.initial(key)
+        given = {"ctrl": self.opening_control(begun, qpos)} | self.mocap(begun)
+        now = physics.forward(model, physics.init(model, qpos, qvel), **given)
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
         carried = self._carry(now, begun)
         verdict = self.judge(carried, now, jnp.zeros(model.nu, jnp.float32))

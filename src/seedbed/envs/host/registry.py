@@ -98,6 +98,10 @@ ON_DEVICE = {
     **_SUITE,
     "fetch": "seedbed.envs.device.targets.fetch:Fetch",
     "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
+    **{
+        f"go1/{trick}": f"seedbed.envs.device.robots.go1_tricks:Go1{trick.capitalize()}"
+        for trick in ("getup", "handstand", "footstand")
+    },
     "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
     "t1/joystick": "seedbed.envs.device.robots.t1:T1Joystick",
     "g1/joystick": "seedbed.envs.device.robots.g1:G1Joystick",

@@ -1,4 +1,4 @@
-"""Unitree's Go1 with a joystick on flat ground, as MuJoCo Playground's Go1JoystickFlatTerrain."""
+"""Unitree's Go1, and its task with a joystick on flat ground, MuJoCo Playground's Go1JoystickFlatTerrain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.commands import PiecemealCommands
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
-from seedbed.envs.device.robots.sensed import Sight
+from seedbed.envs.device.robots.sensed import SensedRobot, Sight
 from seedbed.types import Array
 
 
@@ -26,24 +26,18 @@ class Go1Scales(QuadrupedScales):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Go1Joystick(PiecemealCommands):
-    """Go1, a quadruped of 12 joints, follows a joystick on flat ground.
+class Go1(SensedRobot):
+    """A base of the tasks of Go1: its servos, and what it measures."""
 
-    Observation, reward and commands are those of MuJoCo Playground's Go1JoystickFlatTerrain, and so is the
-    solver's one iteration: contacts then give way more than those of a solver that has converged.
-    """
-
-    xml_file: str = "playground/locomotion/go1/xmls/scene_mjx_feetonly_flat_terrain.xml"
     frame_skip: int = 5
     solver_iterations: int = 1
     kp: float = 35.0
     kd: float = 0.5
-    action_scale: float = 0.5
-    command_ranges: tuple[float, float, float] = (1.5, 0.8, 1.2)
-    scales: Go1Scales = Go1Scales()
     base_velocity: bool = True
     """Whether the observation has the trunk's velocity, which a real robot does not measure."""
     feet: ClassVar[tuple[str, ...]] = ("FR", "FL", "RR", "RL")
+    joint_noise: ClassVar[float] = 0.03
+    """Size of the noise on the joints' positions, in rad."""
 
     def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
         """Returns velocity, turning, gravity, and the joints' positions and velocities."""
@@ -51,7 +45,7 @@ class Go1Joystick(PiecemealCommands):
             *([(self.read(now, "local_linvel"), 0.1)] if self.base_velocity else []),
             (self.read(now, "gyro"), 0.2),
             (self.gravity(now), 0.05),
-            (now.qpos[7:] - self.posture, 0.03),
+            (now.qpos[7:] - self.posture, self.joint_noise),
             (now.qvel[6:], 1.5),
         ]
 
@@ -66,8 +60,26 @@ class Go1Joystick(PiecemealCommands):
             Sight("joint_pos", joints),
             Sight("joint_vel", joints),
             Sight("actions", joints, delay=1),
-            Sight("command", 3),
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Go1Joystick(Go1, PiecemealCommands):
+    """Go1, a quadruped of 12 joints, follows a joystick on flat ground.
+
+    Observation, reward and commands are those of MuJoCo Playground's Go1JoystickFlatTerrain, and so is the
+    solver's one iteration: contacts then give way more than those of a solver that has converged.
+    """
+
+    xml_file: str = "playground/locomotion/go1/xmls/scene_mjx_feetonly_flat_terrain.xml"
+    action_scale: float = 0.5
+    command_ranges: tuple[float, float, float] = (1.5, 0.8, 1.2)
+    scales: Go1Scales = Go1Scales()
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what the policy sees, in order."""
+        return (*super().sights, Sight("command", 3))
 
     def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
         """Returns the same without noise, accelerations, forces, the feet and pushes."""

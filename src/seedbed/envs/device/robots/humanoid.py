@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import TaskState, squares
@@ -18,7 +17,6 @@ from seedbed.envs.device.robots.ride import Push, Ride, Scales
 from seedbed.envs.device.robots.sensed import Rhythm, Sight
 from seedbed.types import Array, Tree
 
-_SOFT = 0.95  # share of a joint's range that it may use without a cost
 _SHORTEST, _LONGEST = 0.2, 0.5  # s in the air from which and up to which a foot is paid
 _MOVING = 0.1  # a command's norm above which the robot is to walk
 _SHARPNESS = 0.01  # how far off the heights of the feet may be, squared, in m^2
@@ -293,9 +291,3 @@ class UsualHumanoid(Humanoid):
     def bending(self, bent: Array, names: tuple[str, ...]) -> jax.Array:
         """Returns how far joints of some endings are from the posture in all, in rad; `bent` is of each."""
         return (jnp.abs(bent) * self.per_joint(dict.fromkeys(names, 1.0), 0.0)).sum()
-
-    def beyond_limits(self, joints: Array) -> jax.Array:
-        """Returns how far joints [nq - 7] are outside of 95 % of their ranges, in rad in all."""
-        low, high = np.asarray(self.physics_model().jnt_range[1:], np.float32).T
-        middle, half = (low + high) / 2, _SOFT * (high - low) / 2
-        return jnp.maximum(jnp.abs(joints - middle) - half, 0.0).sum()

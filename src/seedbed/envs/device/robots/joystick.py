@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import Command, TaskState, Verdict, squares
-from seedbed.envs.device.robots.mirror import sides_of
-from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
+from seedbed.envs.device.robots.mirror import mirror_of
+from seedbed.envs.device.robots.ride import Feet, Push, Ride, Seen
 from seedbed.envs.device.robots.sensed import SensedRobot
-from seedbed.envs.device.robots.servos import Servos, compiled_with, with_servos
-from seedbed.physics.math import quat_mul
-from seedbed.spaces import PRIVILEGED, Mirror, joined
+from seedbed.spaces import Mirror
 from seedbed.types import Array, EnvState, SeedbedError, Tree
 
 
@@ -37,46 +33,18 @@ class JoystickTask(SensedRobot, abc.ABC):
     The model's sensors must have Playground's names.
     """
 
-    kp: float = 0.0
-    """Stiffness of the joints' servos in N m/rad; 0 is the file's."""
-    kd: float = 0.0
-    """Damping of the joints in N m s/rad; 0 is the file's."""
-    action_scale: float
-    """How far an action of 1 moves a servo's target from its posture, in rad."""
     action_latency: int = 0
     """Steps (0 or 1) until an action reaches the servos."""
-    noise_level: float = 1.0
-    """Factor of the noise on what is observed; 0 is none."""
     push_speed: float = 0.0
     """Largest speed in m/s of the pushes that come every one to three seconds; 0 is no pushes."""
     command_ranges: tuple[float, float, float]
     """Largest commands: forward and sideways in m/s, turning in rad/s."""
     tracking_sigma: float = 0.25
     """How far off a speed may be, squared, in m^2/s^2 and rad^2/s^2."""
-    scales: Scales
-    """Weights of the reward's terms."""
-    solver_iterations: int = 0
-    """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
-    lowest_reward: ClassVar[float] = 0.0
-    """The least that a step pays."""
-    action_moves: ClassVar[Literal["posture", "target"]] = "posture"
-    """What an action moves the servos from: the posture, or the target of the step before."""
-    critical_servos: ClassVar[bool] = False
-    """Whether servos damp critically, by the inertia of each joint in qpos0, and not as the file says."""
-    bounded_targets: ClassVar[bool] = False
-    """Whether the targets of the servos are held within the servos' range."""
     clearance: ClassVar[float] = 0.1
     """How high a foot should swing, in m."""
     push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
     push_waits: ClassVar[tuple[float, float]] = (1.0, 3.0)
-
-    @abc.abstractmethod
-    def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
-        """Returns what the robot measures, in parts: each [n] with the size of its noise, or sizes [n]."""
-
-    @abc.abstractmethod
-    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
-        """Returns what only critics see besides the observation; `[]` if they see nothing else."""
 
     @abc.abstractmethod
     def next_command(self, key: Array, last: Array) -> Array:
@@ -104,14 +72,12 @@ class JoystickTask(SensedRobot, abc.ABC):
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
+        super().__post_init__()
+        self.require_no_less("push_speed")
         if self.action_latency not in (0, 1):
             raise SeedbedError(
                 f"{type(self).__name__}.action_latency is {self.action_latency}; give 0 or 1"
             )
-        require_fields(self)
-        for name in ("noise_level", "push_speed", "kp", "kd", "solver_iterations"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give 0 or more")
         if not 0 < self.tracking_sigma < math.inf:
             raise SeedbedError(
                 f"{type(self).__name__}.tracking_sigma is {self.tracking_sigma}; give more than 0"
@@ -122,62 +88,18 @@ class JoystickTask(SensedRobot, abc.ABC):
                 f"{type(self).__name__}.command_ranges are {ranges}; give three, 0 or more"
             )
 
-    def physics_model(self) -> physics.Model:
-        """Returns the model to simulate: `model` if it is given, else the file's with these servos."""
-        if self.model is not None:
-            return self.model
-        return self._model
-
-    @functools.cached_property
-    def _model(self) -> physics.Model:
-        return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
-
-    def compiled(self) -> Any:
-        """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
-        return compiled_with(self.model_path, self.servos)
-
     def mirror(self) -> Mirror | None:
         """Returns the symmetry of the robot and the task; None if the robot or what it sees has none."""
-        sides = sides_of(self.compiled(), self.at_home, self.feet)
-        if sides is None or not self.sights:
-            return None
-        parts = [[sides.of(sight) for sight in seen] for seen in (self.sights, self.insights)]
-        if None in parts[0] + parts[1]:
-            return None
-        shown, critics = (joined(filter(None, seen)) for seen in parts)
-        return Mirror(
-            {"state": shown} | ({PRIVILEGED: critics} if self.insights else {}), sides.servos
-        )
+        return mirror_of(self)
 
     @property
-    def servos(self) -> Servos:
-        """Returns the gains of the joints."""
-        return Servos(self.kp, self.kd, self.critical_servos)
-
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
-        place, heading, speeds = jax.random.split(key, 3)
-        at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
-        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
-        turn = jnp.stack([jnp.cos(half), 0.0, 0.0, jnp.sin(half)])
-        turned = quat_mul(turn, self.at_home[3:7])
-        qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
-        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
-        still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
-        return qpos, jnp.concatenate([qvel, still])
-
-    def action_bounds(self) -> np.ndarray:
-        """Returns -1 and 1 for each action, [nu, 2]."""
-        return np.tile([-1.0, 1.0], (self.physics_model().nu, 1))
+    def delay(self) -> int:
+        """Returns the steps until an action reaches the servos."""
+        return self.action_latency
 
     def control(self, kept: Ride, action: Array) -> Array:
         """Returns the targets of the servos [nu], in rad."""
-        sent = kept.action if self.action_latency else action
-        targets = self.centre(kept) + self.action_scale * sent
-        if not self.bounded_targets:
-            return targets
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
-        return jnp.clip(targets, low, high)
+        return super().control(kept, kept.action if self.action_latency else action)
 
     def centre(self, kept: Ride) -> Array:
         """Returns the targets [nu] in rad about which an action moves the servos."""
@@ -225,8 +147,7 @@ class JoystickTask(SensedRobot, abc.ABC):
     def keep(self, now: physics.Data, kept: Ride, action: Array | None = None) -> Ride:
         """Returns what is kept after a step: where the feet have been, and perhaps another command."""
         number = kept.step if action is None else kept.step + 1
-        noise = jax.random.fold_in(kept.key, 0x6E6F6973 ^ number)
-        measured = self._measured(now, noise)
+        measured = self.noisy(now, kept.key, number)
         if action is None:
             memory = self.remembered(kept, now, measured, None)
             return kept._replace(seen=kept.seen._replace(measured=measured), memory=memory)
@@ -304,53 +225,10 @@ class JoystickTask(SensedRobot, abc.ABC):
         mass = np.sum(np.asarray(model.body_mass)) if self.model is None else model.body_mass.sum()
         return push.force(mass, self.dt)
 
-    def observe(self, now: physics.Data) -> Array:
-        """Returns what the robot measures, without noise."""
-        return jnp.concatenate([part for part, _ in self.measured(now)])
-
-    def shown(self, now: physics.Data, kept: Ride) -> Tree:
-        """Returns what the policy sees, under `state`, and what critics see besides."""
-        state, unseen = self.state(kept), self.privileged(now, kept)
-        shown = {"state": jnp.concatenate(state)}
-        return shown | ({PRIVILEGED: jnp.concatenate(unseen)} if unseen else {})
-
-    def _measured(self, now: physics.Data, key: Array) -> jax.Array:
-        """Returns what the robot measures with noise [m]; consumes the key."""
-        clean = self.observe(now)
-        if not self.noise_level:
-            return clean
-        spread = jax.random.uniform(key, clean.shape, jnp.float32, -1.0, 1.0)
-        return clean + self.noise_level * self._sizes * spread
-
-    @functools.cached_property
-    def _sizes(self) -> np.ndarray:
-        """Returns the sizes of the noise on what is measured [m]."""
-        model = self.physics_model()
-        sizes: list[Any] = []
-
-        def parts(now: physics.Data) -> list[Array]:
-            found = self.measured(now)
-            sizes[:] = [size for _, size in found]
-            return [part for part, _ in found]
-
-        state = physics.init(model, model.qpos0.astype(np.float32))
-        shapes = jax.eval_shape(parts, physics.make_data(model, state))
-        spread = [
-            np.broadcast_to(np.float32(size), part.shape)
-            for size, part in zip(sizes, shapes, strict=True)
-        ]
-        return np.concatenate(spread)
-
     def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Pays for following the command as it was shown; an episode ends with a fall."""
         fallen = self.fallen(now)
-        terms = {
-            name: getattr(self.scales, name) * term
-            for name, term in self.terms(before.kept, now, action, fallen).items()
-        }
-        reward = jnp.maximum(sum(terms.values()) * self.dt, self.lowest_reward)
-        metrics = {f"reward_{name}": jnp.float32(term) for name, term in terms.items()}
-        return Verdict(reward, fallen, metrics)
+        return self.paid(self.terms(before.kept, now, action, fallen), fallen)
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the robot lies on its back."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import mujoco  # type: ignore[import-untyped]
 import numpy as np
 
-from seedbed.envs.device.robots.sensed import Sight
-from seedbed.spaces import Reflection, joined
+from seedbed.envs.device.robots.sensed import SensedRobot, Sight
+from seedbed.spaces import PRIVILEGED, Mirror, Reflection, joined
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 _VECTOR = Reflection((0, 1, 2), (1, -1, 1))  # across the trunk's, or the world's, xz plane
 _TURNING = Reflection((0, 1, 2), (-1, 1, -1))  # angular velocities
@@ -21,6 +23,7 @@ _FIXED = {
     "command": Reflection((0, 1, 2), (1, -1, -1)),
 }
 _NUMBERS = ("ones", "gait_frequency", "gait_kind", "gait_height", "height", "pushed")
+_JOINTS = ("joint_pos", "joint_angles", "joint_vel", "servo_error")
 _NEAR = 0.02  # of the robot's size, within which places are the same
 _BENT = 0.02  # rad or m, by which the posture may differ from its image
 
@@ -36,7 +39,7 @@ class Sides(NamedTuple):
         """Returns the reflection of a part of an observation; None if its name is unknown."""
         vectors = _threefold(self.feet)
         made: dict[str, Callable[[], Reflection]] = {
-            **dict.fromkeys(("joint_pos", "joint_vel", "servo_error"), lambda: self.joints),
+            **dict.fromkeys(_JOINTS, lambda: self.joints),
             **dict.fromkeys(("actions", "actuator_force"), lambda: self.servos),
             **dict.fromkeys(("feet_pos", "feet_vel"), lambda: vectors),
             **dict.fromkeys(("feet_contact", "feet_air_time"), lambda: self.feet),
@@ -45,6 +48,19 @@ class Sides(NamedTuple):
         }
         one = _FIXED.get(sight.name) or made.get(sight.name, lambda: None)()
         return None if one is None else joined([one] * sight.history)
+
+
+def mirror_of(task: SensedRobot) -> Mirror | None:
+    """Returns the symmetry of a robot and its task; None if the robot or what it sees has none."""
+    sides = sides_of(task.compiled(), task.at_home, task.feet)
+    if sides is None or not task.sights:
+        return None
+    parts = [[sides.of(sight) for sight in seen] for seen in (task.sights, task.insights)]
+    if None in parts[0] + parts[1]:
+        return None
+    shown, critics = (joined(filter(None, seen)) for seen in parts)
+    unseen = {PRIVILEGED: critics} if task.insights else {}
+    return Mirror({"state": shown} | unseen, sides.servos)
 
 
 def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import MujocoTask
-from seedbed.physics.math import quat_to_mat
+from seedbed.envs.device.robots.servoed import ServoedTask
+from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.types import Array, SeedbedError
 
 
@@ -26,8 +26,8 @@ class Sight(NamedTuple):
     `upvector`, `feet_pos`, `servo_error`, how far joints were from their targets, `ones`, and those of a gait
     (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
     (0, a walk) and `gait_height`. Critics also see `accelerometer`, `global_ang_vel`, `position`,
-    `orientation`, `height`, `actuator_force`, `feet_contact`, `feet_vel`, `feet_air_time`, `push` and
-    `pushed`.
+    `orientation`, `height`, `joint_angles` (from 0), `actuator_force`, `feet_contact`, `feet_vel`,
+    `feet_air_time`, `push` and `pushed`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Rhythm(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SensedRobot(MujocoTask, abc.ABC):
+class SensedRobot(ServoedTask, abc.ABC):
     """A base of tasks of legged robots whose first body, the trunk, has a free joint."""
 
     home: ClassVar[str] = "home"
@@ -57,6 +57,8 @@ class SensedRobot(MujocoTask, abc.ABC):
     frame: ClassVar[str] = ""
     """Ending of the names of the sensors that measure the trunk."""
 
+    soft_range: ClassVar[float] = 0.95
+    """Share of a joint's range that it may use without a cost."""
     feet: ClassVar[tuple[str, ...]]
     """Sites of the feet; each has a sensor `NAME_global_linvel`."""
     soles: ClassVar[tuple[str, ...]] = ("{}",)
@@ -104,6 +106,18 @@ class SensedRobot(MujocoTask, abc.ABC):
         """Returns qpos [nq] of the posture, and qvel [nv] at rest."""
         return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
 
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """Draws a place, a heading and the trunk's speeds, in the posture; consumes the key."""
+        place, heading, speeds = jax.random.split(key, 3)
+        at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
+        half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
+        turn = jnp.stack([jnp.cos(half), 0.0, 0.0, jnp.sin(half)])
+        turned = quat_mul(turn, self.at_home[3:7])
+        qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
+        qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
+        still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
+        return qpos, jnp.concatenate([qvel, still])
+
     def per_joint(self, numbers: Mapping[str, float], other: float) -> np.ndarray:
         """Returns a number for each joint [nq - 7]: by the first ending that its name has, else `other`."""
         names = [name.removesuffix("_joint") for name in self.physics_model().names.joint[1:]]
@@ -112,6 +126,12 @@ class SensedRobot(MujocoTask, abc.ABC):
             for name in names
         ]
         return np.array(found, np.float32)
+
+    def beyond_limits(self, joints: Array) -> jax.Array:
+        """Returns how far joints [nq - 7] are outside of `soft_range` of their ranges, in rad in all."""
+        low, high = np.asarray(self.physics_model().jnt_range[1:], np.float32).T
+        middle, half = (low + high) / 2, self.soft_range * (high - low) / 2
+        return jnp.maximum(jnp.abs(joints - middle) - half, 0.0).sum()
 
     def velocity(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's velocity in its own frame [3], in m/s."""

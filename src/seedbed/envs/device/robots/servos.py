@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 
 class Servos(NamedTuple):
-    """The gains of a robot's joints; 0 is the file's."""
+    """The gains of a robot's joints, of which 0 is the file's, and which of its bodies cannot touch."""
 
     kp: float  # N m/rad
     kd: float  # N m s/rad
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
+    apart: tuple[str, ...] = ()  # bodies that never reach each other, whose contacts are left out
 
 
 def compiled_with(path: Any, servos: Servos) -> Any:
@@ -28,8 +30,11 @@ def compiled_with(path: Any, servos: Servos) -> Any:
 
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
-    model = mujoco.MjModel.from_xml_path(str(path))
-    kp, kd, critical = servos
+    spec = mujoco.MjSpec.from_file(str(path))
+    kp, kd, critical, apart = servos
+    for one, two in itertools.combinations(apart, 2):
+        spec.add_exclude(bodyname1=one, bodyname2=two)
+    model = spec.compile()
     if kd:
         model.dof_damping[6:] = kd
     if kp:
