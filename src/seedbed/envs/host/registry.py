@@ -98,6 +98,7 @@ ON_DEVICE = {
     **_SUITE,
     "fetch": "seedbed.envs.device.targets.fetch:Fetch",
     "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
+    "go1/rough": "seedbed.envs.device.robots.rough:Go1Rough",
     "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
     "t1/joystick": "seedbed.envs.device.robots.t1:T1Joystick",
     "g1/joystick": "seedbed.envs.device.robots.g1:G1Joystick",

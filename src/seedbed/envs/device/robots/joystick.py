@@ -25,6 +25,7 @@ from seedbed.envs.device.robots.mirror import sides_of
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Scales, Seen
 from seedbed.envs.device.robots.sensed import SensedRobot
 from seedbed.envs.device.robots.servos import Servos, compiled_with, with_servos
+from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.physics.math import quat_mul
 from seedbed.spaces import PRIVILEGED, Mirror, joined
 from seedbed.types import Array, EnvState, SeedbedError, Tree
@@ -67,6 +68,8 @@ class JoystickTask(SensedRobot, abc.ABC):
     """Whether the targets of the servos are held within the servos' range."""
     clearance: ClassVar[float] = 0.1
     """How high a foot should swing, in m."""
+    tiles: ClassVar[Tiles | None] = None
+    """What the ground is made of, in place of the file's floor."""
     push_seconds: ClassVar[tuple[float, float]] = (0.05, 0.2)
     push_waits: ClassVar[tuple[float, float]] = (1.0, 3.0)
 
@@ -130,11 +133,12 @@ class JoystickTask(SensedRobot, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
+        iterations, path = self.solver_iterations, self.model_path
+        return with_servos(path, self.integrator, self.servos, iterations, self.tiles)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
-        return compiled_with(self.model_path, self.servos)
+        return compiled_with(self.model_path, self.servos, self.tiles)
 
     def mirror(self) -> Mirror | None:
         """Returns the symmetry of the robot and the task; None if the robot or what it sees has none."""

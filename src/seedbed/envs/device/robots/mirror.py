@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import mujoco  # type: ignore[import-untyped]
 import numpy as np
 
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.spaces import Reflection, joined
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 _VECTOR = Reflection((0, 1, 2), (1, -1, 1))  # across the trunk's, or the world's, xz plane
 _TURNING = Reflection((0, 1, 2), (-1, 1, -1))  # angular velocities
@@ -39,7 +41,7 @@ class Sides(NamedTuple):
             **dict.fromkeys(("joint_pos", "joint_vel", "servo_error"), lambda: self.joints),
             **dict.fromkeys(("actions", "actuator_force"), lambda: self.servos),
             **dict.fromkeys(("feet_pos", "feet_vel"), lambda: vectors),
-            **dict.fromkeys(("feet_contact", "feet_air_time"), lambda: self.feet),
+            **dict.fromkeys(("feet_contact", "feet_air_time", "feet_height"), lambda: self.feet),
             "gait_phase": lambda: joined([self.feet, self.feet]),
             **dict.fromkeys(_NUMBERS, lambda: _same(sight.size)),
         }

@@ -26,8 +26,8 @@ class Sight(NamedTuple):
     `upvector`, `feet_pos`, `servo_error`, how far joints were from their targets, `ones`, and those of a gait
     (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
     (0, a walk) and `gait_height`. Critics also see `accelerometer`, `global_ang_vel`, `position`,
-    `orientation`, `height`, `actuator_force`, `feet_contact`, `feet_vel`, `feet_air_time`, `push` and
-    `pushed`.
+    `orientation`, `height`, `actuator_force`, `feet_contact`, `feet_vel`, `feet_air_time`, `feet_height`,
+    `push` and `pushed`.
     """
 
     name: str

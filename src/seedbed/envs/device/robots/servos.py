@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.robots.tiles import Tiles, lay
 from seedbed.physics.model import EULER
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -23,12 +24,17 @@ class Servos(NamedTuple):
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
 
 
-def compiled_with(path: Any, servos: Servos) -> Any:
+def compiled_with(path: Any, servos: Servos, tiles: Tiles | None = None) -> Any:
     """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
+
+    With `tiles`, its floor is made of them.
 
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
-    model = mujoco.MjModel.from_xml_path(str(path))
+    spec = mujoco.MjSpec.from_file(str(path))
+    if tiles is not None:
+        lay(spec, tiles, path)
+    model = spec.compile()
     kp, kd, critical = servos
     if kd:
         model.dof_damping[6:] = kd
@@ -43,9 +49,11 @@ def compiled_with(path: Any, servos: Servos) -> Any:
 
 
 @functools.cache
-def with_servos(path: Any, integrator: str, servos: Servos, iterations: int) -> physics.Model:
-    """Loads a model whose servos and joints get other gains."""
-    model = physics.load(compiled_with(path, servos))
+def with_servos(
+    path: Any, integrator: str, servos: Servos, iterations: int, tiles: Tiles | None
+) -> physics.Model:
+    """Loads a model whose servos and joints get other gains, and whose floor is of tiles if there are any."""
+    model = physics.load(compiled_with(path, servos, tiles))
     opt = model.opt
     if integrator == "euler":
         opt = opt._replace(integrator=EULER)
