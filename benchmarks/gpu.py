@@ -182,7 +182,7 @@ def parity(job: Job) -> None:
 
     Beside it, other cores compile what training will need.
     """
-    from seedbed.envs.host.registry import ON_DEVICE
+    from seedbed.envs.names import ON_DEVICE
 
     tasks = [name for name, path in ON_DEVICE.items() if ".locomotion." in path]
     different: list[str] = []

@@ -32,7 +32,7 @@ from seedbed.config.presets import PRESETS, description
 from seedbed.config.saved import ENV_BOUND
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
-from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.envs.names import ON_DEVICE
 from seedbed.launch import joining, key
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.trust import AGENTS

@@ -23,6 +23,7 @@ from seedbed.config.configuration import TrainConfig
 from seedbed.config.device_recipes import on_device_ppo
 from seedbed.config.resolve import train_config
 from seedbed.config.saved import to_json
+from seedbed.envs import names
 from seedbed.envs.device import changes
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
@@ -87,7 +88,7 @@ def test_names_are_presets_on_device_environments_and_those_of_the_host():
     assert isinstance(host.runtime, CentralConfig)
 
 
-@pytest.mark.parametrize("name", registry.ON_DEVICE)
+@pytest.mark.parametrize("name", names.ON_DEVICE)
 def test_every_on_device_environment_is_found_and_saved(name):
     env = registry.resolve(name)
     assert is_on_device(env)
@@ -204,7 +205,7 @@ def test_list_shows_them(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert "ant/ppo" in listed["presets"] and listed["presets"]["ant/ppo"].endswith(".")
     assert {"impala", "ppo"} <= set(listed["agents"])
-    assert set(registry.ON_DEVICE) <= set(listed["environments"])
+    assert set(names.ON_DEVICE) <= set(listed["environments"])
     assert len(listed["environments"]) == len(set(listed["environments"]))
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out

@@ -19,7 +19,7 @@ from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.robots.humanoid import Gait
 from seedbed.envs.device.robots.mirror import sides_of
 from seedbed.envs.device.robots.sensed import Sight
-from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.envs.names import ON_DEVICE
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
 

@@ -20,7 +20,8 @@ from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.device.suite.task import random_pose, tolerance
-from seedbed.envs.host.registry import ON_DEVICE, resolve
+from seedbed.envs.host.registry import resolve
+from seedbed.envs.names import ON_DEVICE
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
 from suite_reference import Reference

@@ -19,7 +19,7 @@ from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import to_json
 from seedbed.config.settle import Request, Settled, settle, with_options
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.envs.names import ON_DEVICE
 from seedbed.exporting import loading as exported
 from seedbed.nearest import require_options
 from seedbed.policy import Policy, evaluate, policy_of, restore

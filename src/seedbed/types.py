@@ -30,7 +30,9 @@ from seedbed.spaces import ArraySpec as ArraySpec
 from seedbed.spaces import Box as Box
 from seedbed.spaces import Discrete as Discrete
 from seedbed.spaces import EnvSpec as EnvSpec
+from seedbed.spaces import Mirror as Mirror
 from seedbed.spaces import MultiDiscrete as MultiDiscrete
+from seedbed.spaces import Reflection as Reflection
 from seedbed.spaces import Tree as Tree
 from seedbed.spaces import action_array as action_array
 

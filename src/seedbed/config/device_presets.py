@@ -122,6 +122,15 @@ def go1_joystick_ppo() -> TrainConfig:
     return joystick_ppo(Go1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 25_000_000)
 
 
+def go1_rough_ppo() -> TrainConfig:
+    """Unitree's Go1 follows a joystick over tiles and stairs on our own physics with PPO."""
+    from seedbed.envs.device.robots.go1 import Go1Scales
+    from seedbed.envs.device.robots.rough import Go1Rough
+
+    scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
+    return joystick_ppo(Go1Rough(scales=scales, tracking_sigma=0.5, push_speed=1.0), 40_000_000)
+
+
 def spot_joystick_ppo() -> TrainConfig:
     """Boston Dynamics' Spot follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales

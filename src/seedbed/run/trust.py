@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.envs.host.registry import ON_DEVICE, code_of
+from seedbed.envs.host.registry import code_of
+from seedbed.envs.names import ON_DEVICE
 from seedbed.named import import_named
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE

@@ -223,8 +223,7 @@ class MujocoTask(abc.ABC):
     def reset(self, key: Array) -> EnvState:
         """Opens an episode with mj_forward; as in Gymnasium, `cfrc_ext` is 0. Consumes the key."""
         model = self.physics_model()
-        # No small number: those give the keys of `split`, which `initial` may use.
-        begun = self.begin(jax.random.fold_in(key, 0x6B657074))
+        begun = self.begin(key_of_kept(key))
         qpos, qvel = self.initial(key)
         given = {"ctrl": self.opening_control(begun, qpos)} | self.mocap(begun)
         now = physics.forward(model, physics.init(model, qpos, qvel), **given)
@@ -324,6 +323,11 @@ class MujocoTask(abc.ABC):
         traced = jax.make_jaxpr(outputs)(np.float32(0)).jaxpr
         used = [variable for line in traced.eqns for variable in line.invars]
         return any(traced.invars[0] is variable for variable in [*used, *traced.outvars])
+
+
+def key_of_kept(key: Array) -> Array:
+    """Returns the key that `begin` gets in a reset: by no small number, which give the keys of `split`."""
+    return jax.random.fold_in(key, 0x6B657074)
 
 
 def noise(key: Array, size: int, scale: float) -> jax.Array:

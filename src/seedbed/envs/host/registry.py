@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from string import capwords
 from typing import Any
 
 import gymnasium
@@ -34,90 +33,13 @@ from seedbed.envs.host.gym import (
 from seedbed.envs.host.pickled import is_pickled, pickled
 from seedbed.envs.host.pooled import FOOTBALL, PREFIX, EnvPoolEnv, football
 from seedbed.envs.host.pooled import SCENARIOS as MATCHES
+from seedbed.envs.names import ON_DEVICE, SUITE, camel
 from seedbed.envs.specs import spec_of
 from seedbed.named import import_named
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.strict_json import NON_FINITE, revived, spells_number
 from seedbed.types import Environment, SeedbedError
 
-
-def _camel(name: str) -> str:
-    return capwords(name, "_").replace("_", "")
-
-
-_LOCOMOTION_NAMES = [
-    "ant",
-    "half_cheetah",
-    "hopper",
-    "humanoid",
-    "humanoid_standup",
-    "inverted_pendulum",
-    "inverted_double_pendulum",
-    "pusher",
-    "reacher",
-    "swimmer",
-    "walker2d",
-]
-_LOCOMOTION = {
-    name: f"seedbed.envs.device.locomotion.{name}:{_camel(name)}" for name in _LOCOMOTION_NAMES
-}
-SUITE = "dm/"
-"""How names of dm_control's tasks begin."""
-_SUITE_NAMES = {
-    "finger": {"finger": ("spin", "turn_easy", "turn_hard")},
-    "humanoid": {"humanoid": ("stand", "walk", "run", "run_pure_state")},
-    "planar": {"cheetah": ("run",), "hopper": ("stand", "hop"), "walker": ("stand", "walk", "run")},
-    "poles": {
-        "acrobot": ("swingup", "swingup_sparse"),
-        "cartpole": (
-            "balance",
-            "balance_sparse",
-            "swingup",
-            "swingup_sparse",
-            "two_poles",
-            "three_poles",
-        ),
-        "pendulum": ("swingup",),
-    },
-    "reaching": {
-        "fish": ("upright", "swim"),
-        "point_mass": ("easy",),
-        "reacher": ("easy", "hard"),
-        "swimmer": ("swimmer6", "swimmer15"),
-    },
-}
-"""The tasks of dm_control's domains, by the module that has them."""
-_SUITE = {
-    f"{SUITE}{domain}-{task}": f"seedbed.envs.device.suite.{module}:{_camel(f'{domain}_{task}')}"
-    for module, domains in _SUITE_NAMES.items()
-    for domain, tasks in domains.items()
-    for task in tasks
-}
-ON_DEVICE = {
-    **_LOCOMOTION,
-    **_SUITE,
-    "fetch": "seedbed.envs.device.targets.fetch:Fetch",
-    "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
-    **{
-        f"go1/{trick}": f"seedbed.envs.device.robots.go1_tricks:Go1{trick.capitalize()}"
-        for trick in ("getup", "handstand", "footstand")
-    },
-    "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
-    "t1/joystick": "seedbed.envs.device.robots.t1:T1Joystick",
-    "g1/joystick": "seedbed.envs.device.robots.g1:G1Joystick",
-    "h1/joystick": "seedbed.envs.device.robots.h1:H1Joystick",
-    "berkeley/joystick": "seedbed.envs.device.robots.berkeley:BerkeleyJoystick",
-    "apollo/joystick": "seedbed.envs.device.robots.apollo:ApolloJoystick",
-    "op3/joystick": "seedbed.envs.device.robots.op3:Op3Joystick",
-    "grasp": "seedbed.envs.device.targets.grasp:Grasp",
-    "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
-    "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",
-    "acrobot": "seedbed.envs.device.classic.acrobot:Acrobot",
-    "cartpole": "seedbed.envs.device.classic.cartpole:CartPole",
-    "mountain_car": "seedbed.envs.device.classic.mountain_car:MountainCar",
-    "pendulum": "seedbed.envs.device.classic.pendulum:Pendulum",
-}
-"""Paths `module:Class` of on-device environments, by short name."""
 _KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv, EnvPoolEnv, DoomEnv)}
 """Classes of host configurations, by the name that JSON has for them."""
 _SHORT_NAMED = ("classic_control", "box2d", "toy_text")
@@ -165,7 +87,7 @@ def resolve(name: str) -> HostEnvConfig | Environment:
         require_id(name)
         return GymEnv(name)
     if name.startswith(SUITE):
-        hint = did_you_mean(name, _SUITE, 4, 0.8)
+        hint = did_you_mean(name, [x for x in ON_DEVICE if x.startswith(SUITE)], 4, 0.8)
         raise SeedbedError(
             f"{name!r} is none of dm_control's tasks that are simulated{hint}: `seedbed list` has them, "
             "docs/environments.md says which are not"
@@ -377,7 +299,7 @@ def _resolve_ale(name: str) -> HostEnvConfig:
     match = re.fullmatch(r"ALE/(\w+)-v5", name)
     known = {_plain(game): game for game in games()}
     if match is None or _plain(match[1]) not in known:
-        ids = [f"ALE/{_camel(game)}-v5" for game in games()]
+        ids = [f"ALE/{camel(game)}-v5" for game in games()]
         hint = did_you_mean(name, ids, 3, 0.5, "the form is ALE/Pong-v5")
         raise SeedbedError(f"unknown environment {name!r}{hint}")
     # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.

@@ -13,6 +13,8 @@ from seedbed.spaces import PRIVILEGED, Mirror, Reflection, joined
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
 _VECTOR = Reflection((0, 1, 2), (1, -1, 1))  # across the trunk's, or the world's, xz plane
 _TURNING = Reflection((0, 1, 2), (-1, 1, -1))  # angular velocities
 _FIXED = {
@@ -42,7 +44,7 @@ class Sides(NamedTuple):
             **dict.fromkeys(_JOINTS, lambda: self.joints),
             **dict.fromkeys(("actions", "actuator_force"), lambda: self.servos),
             **dict.fromkeys(("feet_pos", "feet_vel"), lambda: vectors),
-            **dict.fromkeys(("feet_contact", "feet_air_time"), lambda: self.feet),
+            **dict.fromkeys(("feet_contact", "feet_air_time", "feet_height"), lambda: self.feet),
             "gait_phase": lambda: joined([self.feet, self.feet]),
             **dict.fromkeys(_NUMBERS, lambda: _same(sight.size)),
         }

@@ -27,7 +27,7 @@ class Sight(NamedTuple):
     (`Rhythm`): `gait_phase`, the cosines of the feet's phases, then the sines, `gait_frequency`, `gait_kind`
     (0, a walk) and `gait_height`. Critics also see `accelerometer`, `global_ang_vel`, `position`,
     `orientation`, `height`, `joint_angles` (from 0), `actuator_force`, `feet_contact`, `feet_vel`,
-    `feet_air_time`, `push` and `pushed`.
+    `feet_air_time`, `feet_height`, `push` and `pushed`.
     """
 
     name: str

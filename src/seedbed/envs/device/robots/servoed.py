@@ -19,8 +19,9 @@ import numpy as np
 from seedbed import physics
 from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
+from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
 from seedbed.envs.device.robots.ride import Scales
-from seedbed.envs.device.robots.servos import Servos, compiled_with, with_servos
+from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, SeedbedError, Tree
 
@@ -51,6 +52,8 @@ class ServoedTask(MujocoTask, abc.ABC):
     """Whether the targets of the servos are held within the servos' range."""
     apart: ClassVar[tuple[str, ...]] = ()
     """Bodies that never reach each other, whose contacts the file asks for and nobody needs."""
+    tiles: ClassVar[Tiles | None] = None
+    """What the ground is made of, in place of the file's floor."""
 
     @abc.abstractmethod
     def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
@@ -87,16 +90,16 @@ class ServoedTask(MujocoTask, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        return with_servos(self.model_path, self.integrator, self.servos, self.solver_iterations)
+        return model_with(self.model_path, self.integrator, self.edits, self.solver_iterations)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
-        return compiled_with(self.model_path, self.servos)
+        return compiled_with(self.model_path, self.edits)
 
     @property
-    def servos(self) -> Servos:
-        """Returns the gains of the joints, and what else the task changes in its file."""
-        return Servos(self.kp, self.kd, self.critical_servos, self.apart)
+    def edits(self) -> Edits:
+        """Returns what the task changes in its file."""
+        return Edits(self.kp, self.kd, self.critical_servos, self.apart, self.tiles)
 
     def action_bounds(self) -> np.ndarray:
         """Returns -1 and 1 for each action, [nu, 2]."""

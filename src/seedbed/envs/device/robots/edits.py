@@ -1,4 +1,4 @@
-"""Models of robots whose servos have other gains than their file says."""
+"""Models of robots that are not quite as their file says: with other gains, or on other ground."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.robots.tiles import Tiles, lay
 from seedbed.physics.model import EULER
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 
-class Servos(NamedTuple):
-    """The gains of a robot's joints, of which 0 is the file's, and which of its bodies cannot touch."""
+class Edits(NamedTuple):
+    """What a task changes in its file."""
 
-    kp: float  # N m/rad
-    kd: float  # N m s/rad
+    kp: float  # N m/rad, of the servos; 0 is the file's
+    kd: float  # N m s/rad, of the joints; 0 is the file's
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
     apart: tuple[str, ...] = ()  # bodies that never reach each other, whose contacts are left out
+    tiles: Tiles | None = None  # of what the floor is made
 
 
-def compiled_with(path: Any, servos: Servos) -> Any:
+def compiled_with(path: Any, edits: Edits) -> Any:
     """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
 
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
     spec = mujoco.MjSpec.from_file(str(path))
-    kp, kd, critical, apart = servos
+    kp, kd, critical, apart, tiles = edits
     for one, two in itertools.combinations(apart, 2):
         spec.add_exclude(bodyname1=one, bodyname2=two)
+    if tiles is not None:
+        lay(spec, tiles, path)
     model = spec.compile()
     if kd:
         model.dof_damping[6:] = kd
@@ -48,9 +52,9 @@ def compiled_with(path: Any, servos: Servos) -> Any:
 
 
 @functools.cache
-def with_servos(path: Any, integrator: str, servos: Servos, iterations: int) -> physics.Model:
-    """Loads a model whose servos and joints get other gains."""
-    model = physics.load(compiled_with(path, servos))
+def model_with(path: Any, integrator: str, edits: Edits, iterations: int) -> physics.Model:
+    """Loads a model that is changed."""
+    model = physics.load(compiled_with(path, edits))
     opt = model.opt
     if integrator == "euler":
         opt = opt._replace(integrator=EULER)

@@ -1,0 +1,87 @@
+"""Names of the tasks on the device. The module imports none of them, and so no JAX."""
+
+from __future__ import annotations
+
+from string import capwords
+
+
+def camel(name: str) -> str:
+    """Returns a name such as `half_cheetah` as that of a class."""
+    return capwords(name, "_").replace("_", "")
+
+
+_LOCOMOTION_NAMES = [
+    "ant",
+    "half_cheetah",
+    "hopper",
+    "humanoid",
+    "humanoid_standup",
+    "inverted_pendulum",
+    "inverted_double_pendulum",
+    "pusher",
+    "reacher",
+    "swimmer",
+    "walker2d",
+]
+_LOCOMOTION = {
+    name: f"seedbed.envs.device.locomotion.{name}:{camel(name)}" for name in _LOCOMOTION_NAMES
+}
+SUITE = "dm/"
+"""How names of dm_control's tasks begin."""
+_SUITE_NAMES = {
+    "finger": {"finger": ("spin", "turn_easy", "turn_hard")},
+    "humanoid": {"humanoid": ("stand", "walk", "run", "run_pure_state")},
+    "planar": {"cheetah": ("run",), "hopper": ("stand", "hop"), "walker": ("stand", "walk", "run")},
+    "poles": {
+        "acrobot": ("swingup", "swingup_sparse"),
+        "cartpole": (
+            "balance",
+            "balance_sparse",
+            "swingup",
+            "swingup_sparse",
+            "two_poles",
+            "three_poles",
+        ),
+        "pendulum": ("swingup",),
+    },
+    "reaching": {
+        "fish": ("upright", "swim"),
+        "point_mass": ("easy",),
+        "reacher": ("easy", "hard"),
+        "swimmer": ("swimmer6", "swimmer15"),
+    },
+}
+"""The tasks of dm_control's domains, by the module that has them."""
+_SUITE = {
+    f"{SUITE}{domain}-{task}": f"seedbed.envs.device.suite.{module}:{camel(f'{domain}_{task}')}"
+    for module, domains in _SUITE_NAMES.items()
+    for domain, tasks in domains.items()
+    for task in tasks
+}
+ON_DEVICE = {
+    **_LOCOMOTION,
+    **_SUITE,
+    "fetch": "seedbed.envs.device.targets.fetch:Fetch",
+    "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
+    **{
+        f"go1/{trick}": f"seedbed.envs.device.robots.go1_tricks:Go1{trick.capitalize()}"
+        for trick in ("getup", "handstand", "footstand")
+    },
+    "go1/rough": "seedbed.envs.device.robots.rough:Go1Rough",
+    "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
+    "t1/joystick": "seedbed.envs.device.robots.t1:T1Joystick",
+    "g1/motion": "seedbed.envs.device.robots.g1_motion:G1Motion",
+    "g1/joystick": "seedbed.envs.device.robots.g1:G1Joystick",
+    "h1/joystick": "seedbed.envs.device.robots.h1:H1Joystick",
+    "berkeley/joystick": "seedbed.envs.device.robots.berkeley:BerkeleyJoystick",
+    "apollo/joystick": "seedbed.envs.device.robots.apollo:ApolloJoystick",
+    "op3/joystick": "seedbed.envs.device.robots.op3:Op3Joystick",
+    "grasp": "seedbed.envs.device.targets.grasp:Grasp",
+    "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
+    "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",
+    "acrobot": "seedbed.envs.device.classic.acrobot:Acrobot",
+    "cartpole": "seedbed.envs.device.classic.cartpole:CartPole",
+    "mountain_car": "seedbed.envs.device.classic.mountain_car:MountainCar",
+    "pendulum": "seedbed.envs.device.classic.pendulum:Pendulum",
+}
+"""Paths `module:Class` of on-device environments, by short name."""

@@ -1,0 +1,144 @@
+"""Uneven ground of tiles that are put under the feet: MuJoCo's C code is the oracle."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import quadruped
+from seedbed import simd
+from seedbed.envs.device.robots.rough import Go1Rough
+from seedbed.envs.device.robots.tiles import Ground
+from seedbed.testing.checks import check_task
+from seedbed.types import SeedbedError
+
+ROBOTS, STEPS = 16, 30
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("rough") / "robot.xml"
+    path.write_text(quadruped.xml())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def rolled(robot: str) -> tuple[Any, list[tuple[Any, Any, Any, Any]]]:
+    """Robots that are dropped on uneven ground: what was before each step, the boxes, controls, and after."""
+    task = Go1Rough(xml_file=robot, noise_level=0.0, solver_iterations=0)
+    rng = np.random.default_rng(0)
+
+    def drop(key: Any, place: Any) -> Any:
+        state = task.reset(key)
+        inner = state.inner
+        qpos = inner.qpos.at[:2].set(place).at[2].add(0.15)
+        memory = inner.kept.memory._replace(feet=place[None] + inner.kept.memory.feet)
+        kept = inner.kept._replace(memory=memory)
+        return state._replace(inner=inner._replace(qpos=qpos, kept=kept))
+
+    def step(state: Any, action: Any) -> Any:
+        kept = state.inner.kept
+        return task.mocap(kept)["mocap_pos"], task.control(kept, action), task.step(state, action)
+
+    places = np.float32(rng.uniform(-6, 6, (ROBOTS, 2)))
+    state = jax.jit(simd.vectorize(drop))(jax.random.split(jax.random.key(1), ROBOTS), places)
+    forward, rows = jax.jit(simd.vectorize(step)), []
+    for _ in range(STEPS):
+        action = np.float32(rng.uniform(-0.5, 0.5, (ROBOTS, 12)))
+        boxes, ctrl, after = forward(state, action)
+        before = jax.tree.map(np.asarray, state.inner._replace(kept=()))
+        rows.append((before, np.asarray(boxes), np.asarray(ctrl), after))
+        state = after
+    return task, rows
+
+
+def test_a_step_on_tiles_is_mujocos(rolled):
+    task, rows = rolled
+    model = task.compiled()
+    model.opt.iterations, model.opt.ls_iterations = 100, 50
+    data, touched, off = mujoco.MjData(model), 0, []
+    for (before, boxes, ctrl, after), i in itertools.product(rows[4::5], range(ROBOTS)):
+        for name in ("qpos", "qvel", "qacc_warmstart"):
+            getattr(data, name)[:] = getattr(before, name)[i]
+        data.mocap_pos[:], data.ctrl[:] = boxes[i], ctrl[i]
+        mujoco.mj_step(model, data, task.frame_skip)
+        touched += data.ncon
+        off.append(np.abs(data.qvel - np.asarray(after.inner.qvel)[i]).max())
+    assert touched > 100, "robots in the air would test nothing"
+    assert np.median(off) < 1e-4 and np.max(off) < 1e-2
+
+
+def test_feet_stand_on_the_tile_below_them(rolled):
+    task, rows = rolled
+    size, seen = task.tile_size, 0
+    for _, boxes, _, after in rows[1:]:
+        memory, kept = after.inner.kept.memory, after.inner.kept
+        now = np.asarray(jax.vmap(lambda m: m.boxes(task.tile_size, task.step_height))(memory))
+        below = now.reshape(ROBOTS, 4, 3, 3)
+        places = np.asarray(memory.feet)
+        assert (np.abs(below[:, :, 0, :2] - places) <= size / 2 + 1e-5).all()
+        gaps = np.abs(below[:, :, 1:, :2] - places[:, :, None]) - size / 2
+        # The others are the nearest across each of two sides.
+        assert (gaps.max(axis=-1) <= size / 2 + 1e-5).all()
+        seen += np.asarray(kept.feet.contact).sum()
+        assert boxes.shape == now.shape
+    assert seen > 50
+
+
+def test_ground_is_flat_at_first_and_rises_as_it_should():
+    size, top = 0.3, 0.08
+    line = jnp.arange(0.15, 12, 0.3)
+    feet = jnp.stack([line, jnp.zeros_like(line)], axis=1)
+    for stairs in (False, True):
+        ground = Ground(jax.random.key(5), jnp.bool_(stairs), feet)
+        boxes = np.asarray(jax.jit(lambda ground: ground.boxes(size, top))(ground))
+        tops = boxes.reshape(-1, 3, 3)[:, 0, 2] + 0.5
+        np.testing.assert_allclose(tops[line < 0.9], 0, atol=1e-6)
+        steps = np.abs(np.diff(tops))
+        if stairs:
+            flights = [steps[(line[1:] > a) & (line[1:] < b)] for a, b in ((1.4, 3.3), (8, 10))]
+            np.testing.assert_allclose(flights[0], top / 3, atol=1e-6)
+            np.testing.assert_allclose(flights[1], top, atol=1e-6)
+        else:
+            far = tops[line > 4]
+            assert far.min() >= 0 and 0.8 * top < far.max() <= top + 1e-6
+            assert len(np.unique(far.round(5))) > 20
+
+
+def test_half_of_the_grounds_have_stairs():
+    grounds = jax.vmap(lambda key: Ground.drawn(key, 4))(jax.random.split(jax.random.key(0), 400))
+    assert 0.4 < np.asarray(grounds.stairs).mean() < 0.6
+
+
+def test_rough_ground_is_a_task(robot):
+    task = Go1Rough(xml_file=robot, push_speed=1.0)
+    check_task(task)
+    assert task.spec.mirror is not None
+    assert task.spec.observation["privileged"].shape == (79,)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"step_height": -0.1}, "Go1Rough.step_height is -0.1; give 0.0 or more"),
+        ({"step_height": float("nan")}, "Go1Rough.step_height is nan; give 0.0 or more"),
+        ({"tile_size": 0.0}, "Go1Rough.tile_size is 0.0; give 0.1 or more"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(robot, options, said):
+    with pytest.raises(SeedbedError, match=said):
+        Go1Rough(xml_file=robot, **options)
+
+
+def test_a_file_without_a_floor_is_refused(robot, tmp_path: Path):
+    other = tmp_path / "other.xml"
+    other.write_text(Path(robot).read_text().replace('"floor"', '"ground"'))
+    with pytest.raises(SeedbedError, match="has no geom 'floor', which uneven ground needs"):
+        Go1Rough(xml_file=str(other)).physics_model()
