@@ -128,7 +128,8 @@ def go1_rough_ppo() -> TrainConfig:
     from seedbed.envs.device.robots.rough import Go1Rough
 
     scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    return joystick_ppo(Go1Rough(scales=scales, tracking_sigma=0.5, push_speed=1.0), 40_000_000)
+    env = Go1Rough(scales=scales, tracking_sigma=0.5, push_speed=1.0)
+    return joystick_ppo(env, 25_000_000, equivariant=True, learning_rate=2e-3)
 
 
 def spot_joystick_ppo() -> TrainConfig:

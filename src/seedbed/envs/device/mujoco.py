@@ -206,8 +206,7 @@ class MujocoTask(abc.ABC):
         )
 
     def mirror(self) -> Mirror | None:
-        """Returns the task's symmetry, which agents may use; None: none is known."""
-        return None
+        """Returns the task's symmetry, which agents may use; None if none is known."""
 
     def action_bounds(self) -> np.ndarray:
         """Returns the bounds [nu, 2] of actions: those of the actuators' controls."""

@@ -71,7 +71,8 @@ class G1Motion(SensedRobot):
     them, the trunk first; "" is a motion of ten seconds that Seedbed makes: exercises on the spot."""
     frame_skip: int = 10
     solver_iterations: int = 3
-    action_scale: float = 0.3
+    action_scale: float = 0.5
+    """How far an action of 1 moves a servo's target, as a share of what its joint's strongest torque needs."""
     scales: MotionScales = MotionScales()
     home: ClassVar[str] = "knees_bent"
     frame: ClassVar[str] = "_pelvis"
@@ -106,10 +107,21 @@ class G1Motion(SensedRobot):
         qpos, qvel = self.followed.at(begun.frame)
         off, fast = jax.random.split(key)
         aside, bent, speed = _CARELESS
-        sizes = np.repeat(np.float32([aside, 0.0, bent]), [3, 4, len(self.posture)])
+        sizes = np.repeat(np.array([aside, 0.0, bent], np.float32), [3, 4, len(self.posture)])
         qpos += sizes * jax.random.uniform(off, sizes.shape, jnp.float32, -1.0, 1.0)
         qvel += speed * jax.random.uniform(fast, qvel.shape, jnp.float32, -1.0, 1.0)
         return qpos, qvel
+
+    @functools.cached_property
+    def _reach(self) -> np.ndarray:
+        """Returns how far an action of 1 moves each target [nu], in rad."""
+        model = self.compiled()
+        strongest = model.jnt_actfrcrange[model.actuator_trnid[:, 0], 1]
+        return np.asarray(self.action_scale * strongest / model.actuator_gainprm[:, 0], np.float32)
+
+    def control(self, kept: Following, action: Array) -> Array:
+        """Returns the targets of the servos [nu], in rad."""
+        return self.centre(kept) + self._reach * action
 
     def centre(self, kept: Following) -> Array:
         """Returns the joints of the motion's next frame [nu], in rad."""
