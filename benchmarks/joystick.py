@@ -24,6 +24,7 @@ from central import split_overrides
 ROBOTS, STEPS, SEED = 64, 1000, 1
 TASKS = {
     "go1/joystick/ppo": "Go1JoystickFlatTerrain-v1",
+    "go1/rough/ppo": "Go1JoystickRoughTerrain-v1",
     "spot/joystick/ppo": "SpotFlatTerrainJoystick-v1",
     "t1/joystick/ppo": "T1JoystickFlatTerrain-v1",
     "g1/joystick/ppo": "G1JoystickFlatTerrain-v1",
@@ -47,6 +48,16 @@ PUSHED = (
     f"{LARGEST_PUSH:g} m/s times the mass over pi, in MuJoCo's C code from the same file, with a solver that "
     "converges."
 )
+TILES = (
+    " That ground is a height field of 5 cm. On the tiles and stairs of training, in MuJoCo's C code with a "
+    "solver that converges, robots are pushed as well, every one to three seconds, with up to "
+    f"{LARGEST_PUSH:g} m/s times the mass over pi."
+)
+SECOND = {
+    "go1/joystick/ppo": (("error with pushes", "upright then"), PUSHED),
+    "go1/rough/ppo": (("error on tiles, with pushes", "upright on tiles"), TILES),
+}
+"""Columns and remark of a second judge, by what is trained; it sees what Go1 sees."""
 
 
 class Found(NamedTuple):
@@ -73,7 +84,7 @@ def in_envpool(run: str, task: str) -> Found:
 
     policy = seedbed.load(run, newest=True)
     envs: Any = envpool.make_gymnasium(task, num_envs=ROBOTS, seed=SEED)
-    usual: Any = resolve_env(f"{task_of(task)}/joystick")
+    usual: Any = resolve_env(task_of(task))
     observation, info = envs.reset()
     upright, errors = np.ones(ROBOTS, bool), []
     for _ in range(STEPS):
@@ -93,8 +104,8 @@ def in_envpool(run: str, task: str) -> Found:
 
 
 def task_of(name: str) -> str:
-    """Returns the robot of one of EnvPool's tasks."""
-    return next(preset.split("/")[0] for preset, task in TASKS.items() if task == name)
+    """Returns our name of one of EnvPool's tasks."""
+    return next(preset.removesuffix("/ppo") for preset, task in TASKS.items() if task == name)
 
 
 def told_by_rewards(info: dict[str, np.ndarray], task: Any) -> np.ndarray:
@@ -172,6 +183,10 @@ class Robot:
             self.since = 0
         return size * self.way
 
+    def feet(self) -> np.ndarray:
+        """Returns where the feet are along the ground, [4, 2], in m."""
+        return np.float32([self.data.site(foot).xpos[:2] for foot in self.task.feet])
+
     @property
     def fallen(self) -> bool:
         """Returns whether it lies on its back."""
@@ -179,26 +194,46 @@ class Robot:
 
 
 def with_pushes(run: str) -> Found:
-    """Drives the robots in MuJoCo's C code from the task's file, with a solver that converges."""
+    """Drives the robots in MuJoCo's C code from the task's model, with a solver that converges."""
     import seedbed
     from seedbed.policy import restore
 
     task: Any = restore(run, lambda text: None, True, False).env
     policy, rng = seedbed.load(run, newest=True), np.random.default_rng(SEED)
-    model: Any = mujoco.MjModel.from_xml_path(str(task.model_path))
+    model: Any = task.compiled()
     model.opt.iterations, model.opt.ls_iterations = 100, 50
-    model.dof_damping[6:] = task.kd
-    model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1] = task.kp, -task.kp
     robots = [Robot(task, model, rng) for _ in range(ROBOTS)]
+    lay = tiles_of(task) if model.nmocap else None
     upright, errors = np.ones(ROBOTS, bool), []
     for _ in range(STEPS):
         actions = policy.act({"state": np.stack([robot.sees() for robot in robots])})
         off = np.full((ROBOTS, 3), np.nan)
+        if lay is not None:
+            places = lay(np.stack([robot.feet() for robot in robots]))
+            for robot, boxes in zip(robots, np.asarray(places), strict=True):
+                robot.data.mocap_pos[:] = boxes
         for i in np.flatnonzero(upright):
             off[i] = robots[i].step(np.asarray(actions[i], np.float64))
             upright[i] = not robots[i].fallen
         errors.append(off)
     return judged(errors, upright)
+
+
+def tiles_of(task: Any) -> Any:
+    """Draws ground for each robot; returns what turns the places of their feet into those of its boxes."""
+    import jax
+
+    from seedbed.envs.device.robots.tiles import Ground
+
+    grounds = jax.vmap(lambda key: Ground.drawn(key, len(task.feet)))(
+        jax.random.split(jax.random.key(SEED), ROBOTS)
+    )
+
+    def boxes(ground: Any, feet: Any) -> Any:
+        return ground._replace(feet=feet).boxes(task.tile_size, task.step_height)
+
+    forward = jax.jit(jax.vmap(boxes))
+    return lambda feet: forward(grounds, feet)
 
 
 def row(seed: int, lines: list[dict[str, Any]], found: dict[str, Any], pushed: bool) -> str:
@@ -225,7 +260,8 @@ def main() -> None:
     parser.add_argument("--judge", metavar="RUN", help=argparse.SUPPRESS)
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
-    pushed = args.preset.startswith("go1")  # the second judge sees what Go1 sees
+    more, said = SECOND.get(args.preset, ((), ""))
+    pushed = bool(more)
     if args.judge:
         found = {"envpool": in_envpool(args.judge, TASKS[args.preset])}
         if pushed:
@@ -241,7 +277,7 @@ def main() -> None:
         runs[seed] = learning.judged(__file__, args.preset, command, run)
         seconds = [lines[-1]["wall_s"] for lines, _ in runs.values()]
         columns = ["seed", "error in EnvPool's task", "upright there"]
-        columns += ["error with pushes", "upright then"] if pushed else []
+        columns += more
         columns += ["wall-clock", "env steps", "env steps/s"]
         blank = " |" * (len(columns) - 4)
         table = [
@@ -251,8 +287,7 @@ def main() -> None:
             f"| median |{blank} {statistics.median(seconds):.0f} s | | |",
             f"| worst |{blank} {max(seconds):.0f} s | | |",
         ]
-        remark = REMARK + (PUSHED if pushed else "")
-        page = learning.Page(table, remark, commands, args.commit)
+        page = learning.Page(table, REMARK + said, commands, args.commit)
         curves = {each: lines for each, (lines, _) in runs.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))

@@ -207,6 +207,7 @@ class MujocoTask(abc.ABC):
 
     def mirror(self) -> Mirror | None:
         """Returns the task's symmetry, which agents may use; None if none is known."""
+        return None
 
     def action_bounds(self) -> np.ndarray:
         """Returns the bounds [nu, 2] of actions: those of the actuators' controls."""
@@ -216,7 +217,7 @@ class MujocoTask(abc.ABC):
 
     def gymnasium_options(self) -> dict[str, Any]:
         """Returns the options for `gymnasium.make` that change the observation."""
-        names = [field.name for field in dataclasses.fields(self)]
+        names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names if name.endswith("_observation")}
 
     def reset(self, key: Array) -> EnvState:
@@ -363,10 +364,7 @@ def within(x: Array, bounds: tuple[float, float]) -> jax.Array:
 
 
 def moved(before: TaskState, now: physics.Data, i: int) -> jax.Array:
-    """Returns how far the translation qpos[i] of the first tree's root has moved, in m.
-
-    The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.
-    """
+    """Returns how far qpos[i] of the first tree's root has moved in m, exactly, by what `qpos_low` keeps."""
     way = now.qpos[i] - before.qpos[i]
     return way + (now.qpos_low[i] - before.qpos_low[i]) if i < now.qpos_low.size else way
 

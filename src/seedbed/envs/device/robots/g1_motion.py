@@ -72,7 +72,7 @@ class G1Motion(SensedRobot):
     frame_skip: int = 10
     solver_iterations: int = 3
     action_scale: float = 0.5
-    """How far an action of 1 moves a servo's target, as a share of what its joint's strongest torque needs."""
+    """How far an action of 1 moves a servo's target, as a share of what the strongest torque needs."""
     scales: MotionScales = MotionScales()
     home: ClassVar[str] = "knees_bent"
     frame: ClassVar[str] = "_pelvis"
