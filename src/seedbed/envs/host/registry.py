@@ -1,7 +1,6 @@
 """Names of environments, and the configurations of host environments as JSON.
 
-Modules of on-device environments are imported only when they are used, because they import JAX and actor
-processes must start without it.
+Modules of on-device environments are imported only when used: they import JAX, without which actors start.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ ON_DEVICE = {
         f"go1/{trick}": f"seedbed.envs.device.robots.go1_tricks:Go1{trick.capitalize()}"
         for trick in ("getup", "handstand", "footstand")
     },
+    "leap/rotate": "seedbed.envs.device.robots.leap:LeapRotate",
     "grasp": "seedbed.envs.device.targets.grasp:Grasp",
     "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
     "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",
