@@ -220,6 +220,11 @@ def test_weights_are_the_published_ones(robot):
     assert configure(task).agent == joystick_ppo(task, 1).agent
 
 
+def test_damping_is_that_of_the_fingers(robot):
+    model = LeapRotate(xml_file=robot, kd=0.5).physics_model()
+    np.testing.assert_allclose(model.dof_damping, [0.5] * 8 + [0.0] * 6)
+
+
 def test_wrong_options_are_named(robot):
     for options, words in (
         ({"noise_level": -1.0}, "noise_level is -1.0; give 0 or more"),
