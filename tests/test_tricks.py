@@ -17,6 +17,7 @@ from seedbed import simd
 from seedbed.config.defaults import configure
 from seedbed.config.device_recipes import joystick_ppo
 from seedbed.envs.device.mujoco import TaskState
+from seedbed.envs.device.robots.deployment import deployment
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
@@ -209,6 +210,17 @@ def test_wrong_options_are_named(kind, robots):
     ):
         with pytest.raises(SeedbedError, match=words):
             task_of(kind, robots[kind], **options)
+
+
+def test_an_exported_policy_tells_how_actions_move_the_servos(robots):
+    getup, stand = (deployment(task_of(kind, robots[kind])) for kind in ("getup", "handstand"))
+    assert getup["action_moves"] == "joints" and "initial_target" not in getup
+    assert stand["action_moves"] == "target"
+    np.testing.assert_allclose(stand["initial_target"], [*HOME, *HOME], rtol=1e-6)
+    assert stand["action_scale"] == [0.3] * 12 and stand["command_names"] == []
+    names = ["base_ang_vel", "projected_gravity", "joint_pos", "joint_vel", "actions"]
+    assert getup["observation_names"] == names
+    assert stand["observation_names"] == ["base_lin_vel", *names]
 
 
 def test_ppo_learns_them_as_it_learns_to_follow_a_joystick(robots):
