@@ -62,20 +62,17 @@ ON_DEVICE = {
     **_LOCOMOTION,
     **_SUITE,
     "fetch": "seedbed.envs.device.targets.fetch:Fetch",
-    "go1/joystick": "seedbed.envs.device.robots.go1:Go1Joystick",
+    **{
+        f"{robot}/joystick": f"seedbed.envs.device.robots.{robot}:{robot.capitalize()}Joystick"
+        for robot in ("go1", "spot", "t1", "g1", "h1", "berkeley", "apollo", "op3")
+    },
     **{
         f"go1/{trick}": f"seedbed.envs.device.robots.go1_tricks:Go1{trick.capitalize()}"
         for trick in ("getup", "handstand", "footstand")
     },
     "go1/rough": "seedbed.envs.device.robots.rough:Go1Rough",
-    "spot/joystick": "seedbed.envs.device.robots.spot:SpotJoystick",
-    "t1/joystick": "seedbed.envs.device.robots.t1:T1Joystick",
     "g1/motion": "seedbed.envs.device.robots.g1_motion:G1Motion",
-    "g1/joystick": "seedbed.envs.device.robots.g1:G1Joystick",
-    "h1/joystick": "seedbed.envs.device.robots.h1:H1Joystick",
-    "berkeley/joystick": "seedbed.envs.device.robots.berkeley:BerkeleyJoystick",
-    "apollo/joystick": "seedbed.envs.device.robots.apollo:ApolloJoystick",
-    "op3/joystick": "seedbed.envs.device.robots.op3:Op3Joystick",
+    "leap/rotate": "seedbed.envs.device.robots.leap:LeapRotate",
     "grasp": "seedbed.envs.device.targets.grasp:Grasp",
     "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
     "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",

@@ -18,6 +18,7 @@ from seedbed.config import flags
 from seedbed.config.saved import saved_config
 from seedbed.envs.device.robots.deployment import deployment, metadata
 from seedbed.envs.device.robots.joystick import JoystickTask
+from seedbed.envs.device.robots.sensed import SensedRobot
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exporting import card, driving
 from seedbed.exporting.check import require_equal
@@ -86,7 +87,7 @@ def export(
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
     env: Any = trained.env
-    is_robot = isinstance(env, JoystickTask) and bool(env.sights)
+    is_robot = isinstance(env, SensedRobot) and bool(env.sights)
     robot = deployment(env) if is_robot else None
     graph = build(policy, metadata(robot) if robot else {})
     if graph.single:

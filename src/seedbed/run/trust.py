@@ -64,6 +64,9 @@ OWN = frozenset(
             for name in ("Go1", "Spot", "T1", "G1", "H1", "Berkeley", "Apollo", "Op3", "Legged")
         ),
         "seedbed.envs.device.robots.legged:Legged",
+        "seedbed.envs.device.robots.go1_tricks:GetupScales",
+        "seedbed.envs.device.robots.go1_tricks:HandstandScales",
+        "seedbed.envs.device.robots.leap:LeapScales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",

@@ -1,7 +1,6 @@
 """Names of environments, and the configurations of host environments as JSON.
 
-Modules of on-device environments are imported only when they are used, because they import JAX and actor
-processes must start without it.
+Modules of on-device environments are imported only when used: they import JAX, without which actors start.
 """
 
 from __future__ import annotations

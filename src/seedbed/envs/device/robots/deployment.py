@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from seedbed.envs.device.robots.joystick import JoystickTask
+from seedbed.envs.device.robots.sensed import SensedRobot
 
 TERMS = "observation_terms"
 """The key of the parts of the observation in order: JSON, with the fields of `Sight`."""
 
 
-def deployment(task: JoystickTask) -> dict[str, Any]:
+def deployment(task: SensedRobot) -> dict[str, Any]:
     """Returns how a task's actions become targets of servos, and what its policy sees, as JSON values.
 
     The order of the joints is that of the actions. A servo's torque in N m is `joint_stiffness` times (target
     - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
     action, `action_delay` steps late. If `action_moves` is `target` and not `posture`, actions are added to
-    the target of the step before, which is 0 at first. `servo_damping` is the part of the damping that counts
-    towards the largest force of a servo; the joint has the rest. `gait` has the fields of `Rhythm`.
+    the target of the step before, which is `initial_target` at first; if it is `joints`, to the positions.
+    `servo_damping` is the part of the damping that counts towards the largest force of a servo; the joint
+    has the rest. `gait` has the fields of `Rhythm`.
     """
     model = task.compiled()
     joints = model.actuator_trnid[:, 0]
     within = -model.actuator_biasprm[:, 2]
     damping = within + model.dof_damping[model.jnt_dofadr[joints]]
+    moved = task.action_moves == "target"
+    first = {"initial_target": [float(x) for x in task.first_targets]} if moved else {}
     rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
     return {
         "joint_names": [model.joint(int(joint)).name for joint in joints],
@@ -33,7 +36,7 @@ def deployment(task: JoystickTask) -> dict[str, Any]:
         "default_joint_pos": [float(x) for x in task.rest],
         "keyframe": task.home,
         "action_scale": [float(task.action_scale)] * model.nu,
-        "action_delay": task.action_latency,
+        "action_delay": task.delay,
         "action_moves": task.action_moves,
         "rate_hz": 1.0 / task.dt,
         "command_names": [command.name for command in task.commands],
@@ -41,6 +44,7 @@ def deployment(task: JoystickTask) -> dict[str, Any]:
         "observation_names": [sight.name for sight in task.sights],
         "observation_history_lengths": [sight.history for sight in task.sights],
         TERMS: [{**sight._asdict(), "scale": 1.0} for sight in task.sights],
+        **first,
         **rhythm,
     }
 

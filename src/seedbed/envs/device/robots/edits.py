@@ -40,7 +40,8 @@ def compiled_with(path: Any, edits: Edits) -> Any:
         lay(spec, tiles, path)
     model = spec.compile()
     if kd:
-        model.dof_damping[6:] = kd
+        free = model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
+        model.dof_damping[~free[model.dof_jntid]] = kd
     if kp:
         model.actuator_gainprm[:, 0] = kp
         model.actuator_biasprm[:, 1] = -kp

@@ -122,6 +122,11 @@ class H1Joystick(SteadyCommands):
         """Returns that each foot is on the ground [2]."""
         return jnp.ones(len(self.feet), bool)
 
+    @property
+    def first_targets(self) -> np.ndarray:
+        """Returns zeros [nu]."""
+        return np.zeros(self.physics_model().nu, np.float32)
+
     def centre(self, kept: Ride) -> Array:
         """Returns the targets of the step before [nu], in rad."""
         return kept.memory.targets

@@ -102,6 +102,11 @@ class SensedRobot(ServoedTask, abc.ABC):
         """Returns the targets [nu] of the servos in rad about which actions move them."""
         return self.posture
 
+    @property
+    def first_targets(self) -> np.ndarray:
+        """Returns the targets [nu] in rad from which the first action of an episode moves the servos."""
+        return self.rest
+
     def at_rest(self) -> tuple[Array, Array]:
         """Returns qpos [nq] of the posture, and qvel [nv] at rest."""
         return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)

@@ -101,6 +101,11 @@ class ServoedTask(MujocoTask, abc.ABC):
         """Returns what the task changes in its file."""
         return Edits(self.kp, self.kd, self.critical_servos, self.apart, self.tiles)
 
+    @property
+    def delay(self) -> int:
+        """Returns the steps until an action reaches the servos."""
+        return 0
+
     def action_bounds(self) -> np.ndarray:
         """Returns -1 and 1 for each action, [nu, 2]."""
         return np.tile([-1.0, 1.0], (self.physics_model().nu, 1))
