@@ -14,6 +14,7 @@ import pytest
 
 import quadruped
 from seedbed import simd
+from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.rough import Go1Rough
 from seedbed.envs.device.robots.tiles import Ground
 from seedbed.testing.checks import check_task
@@ -110,6 +111,28 @@ def test_ground_is_flat_at_first_and_rises_as_it_should():
             far = tops[line > 4]
             assert far.min() >= 0 and 0.8 * top < far.max() <= top + 1e-6
             assert len(np.unique(far.round(5))) > 20
+
+
+def test_even_tiles_are_a_plane(robot):
+    """Feet do not catch at the seams, and what pushes a robot does not push tiles, too."""
+    flat = Go1Joystick(xml_file=robot, noise_level=0.0, push_speed=2.0, frame_skip=5)
+    tiled = Go1Rough(xml_file=robot, noise_level=0.0, push_speed=2.0, frame_skip=5, step_height=0.0)
+    rng = np.random.default_rng(0)
+    actions = np.float32(rng.uniform(-0.3, 0.3, (90, ROBOTS, 12)))
+
+    def played(task: Any) -> np.ndarray:
+        def forward(state: Any, action: Any) -> Any:
+            now = step(state, action)
+            return now, now.inner.qpos
+
+        step, reset = simd.vectorize(task.step), simd.vectorize(task.reset)
+        keys = jax.random.split(jax.random.key(2), ROBOTS)
+        run = jax.jit(lambda: jax.lax.scan(forward, reset(keys), actions)[1])
+        return np.asarray(run())
+
+    one, two = played(flat), played(tiled)
+    apart = np.abs(one - two).max(axis=-1)
+    assert np.median(apart[-1]) < 1e-3 and (apart[20] < 1e-3).mean() > 0.9
 
 
 def test_half_of_the_grounds_have_stairs():

@@ -129,7 +129,7 @@ def go1_rough_ppo() -> TrainConfig:
 
     scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
     env = Go1Rough(scales=scales, tracking_sigma=0.5, push_speed=1.0)
-    return joystick_ppo(env, 25_000_000, equivariant=True, learning_rate=2e-3)
+    return joystick_ppo(env, 20_000_000, equivariant=True, learning_rate=2e-3)
 
 
 def spot_joystick_ppo() -> TrainConfig:

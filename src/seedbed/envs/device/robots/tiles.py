@@ -18,6 +18,7 @@ mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 _EACH = 3  # tiles of a foot
 _DEEP = 0.5  # m, half of the height of a box
+_OVER = 0.05  # m, by which the box below a foot is larger than its tile, for a foot that leaves it in a step
 _FLAT, _FULL = (
     1.0,
     4.0,
@@ -52,10 +53,19 @@ class Ground(NamedTuple):
 
     def boxes(self, size: float, top: float) -> jax.Array:
         """Returns where the boxes are [3 n, 3], in m, of tiles of this size and of heights up to `top`."""
-        cells = jnp.concatenate([_cells(foot, size) for foot in self.feet])
-        heights = jnp.stack([self._height(cell, size, top) for cell in cells])
-        centres = (cells.astype(jnp.float32) + 0.5) * size
+        cells = [_cells(foot, size) for foot in self.feet]
+        heights = jnp.concatenate([self._heights(of_foot, size, top) for of_foot in cells])
+        centres = (jnp.concatenate(cells).astype(jnp.float32) + 0.5) * size
         return jnp.concatenate([centres, heights[:, None] - _DEEP], axis=1)
+
+    def _heights(self, cells: Array, size: float, top: float) -> jax.Array:
+        """Returns the heights of a foot's boxes [3], in m; those beside it are out of reach unless higher.
+
+        Feet sink into the ground by a centimetre. Near the seam of two tiles of one height, a foot would be
+        pushed aside by the edge of the one beside it.
+        """
+        own, *beside = (self._height(cell, size, top) for cell in cells)
+        return jnp.stack([own, *(jnp.where(one > own, one, own - 2 * _DEEP) for one in beside)])
 
     def _height(self, cell: Array, size: float, top: float) -> Array:
         """Returns the height in m of a tile [2], whose steps are up to `top`."""
@@ -87,17 +97,19 @@ def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
     missing = [name for name in ("floor", *tiles.feet) if spec.geom(name) is None]
     if missing:
         raise SeedbedError(f"{xml_file} has no geom {missing[0]!r}, which uneven ground needs")
-    floor, half = spec.geom("floor"), tiles.size / 2
+    floor = spec.geom("floor")
     for sensor in [each for each in spec.sensors if "floor" in (each.objname, each.refname)]:
         spec.delete(sensor)
     slide, turn, roll = floor.friction
     for foot, names in zip(tiles.feet, tiles.names(), strict=True):
         for name in names:
+            half = tiles.size / 2 + _OVER * (name == names[0])
             body = spec.worldbody.add_body(name=name, mocap=True, pos=[0, 0, -_DEEP])
             body.add_geom(
                 name=name,
                 type=mujoco.mjtGeom.mjGEOM_BOX,
                 size=[half, half, _DEEP],
+                mass=0,  # a push is as strong as the robot is heavy
                 contype=0,
                 conaffinity=0,
                 material=floor.material,
