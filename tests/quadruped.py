@@ -104,3 +104,10 @@ def xml(home: str = "home", names: tuple[str, ...] = GO1, touch: str = "") -> st
   </sensor>
   <keyframe><key name="{home}" qpos="{pose}"/></keyframe>
 </mujoco>"""
+
+
+def straight(xml: str) -> str:
+    """Returns the MJCF of a robot of `xml`, whose inertial sensor is in the middle and not turned."""
+    return xml.replace(
+        'pos="-.016 -.066 -.006" euler="0 0 .17"', 'pos="-.016 0 -.006" euler="0 .1 0"'
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import mujoco
 import numpy as np
 import pytest
 
+import mirrored
 import quadruped
 from seedbed import simd
 from seedbed.config.presets import PRESETS
@@ -245,9 +247,9 @@ def rolled(request: Any, robots: dict[type, str]) -> tuple[Any, Any, dict[str, A
         opened = task.reset(jax.random.key(0))
         return task.step(opened._replace(inner=inner._replace(kept=ride)), action)
 
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *before)
-    ours = jax.jit(jax.vmap(step))(stacked, np.stack(actions))
-    return ours, np.stack(actions), jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    stacked, acted = jax.tree.map(lambda *leaves: np.stack(leaves), *before), np.stack(actions)
+    theirs = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    return jax.jit(jax.vmap(step))(stacked, acted), acted, theirs
 
 
 def test_observations_are_the_published_ones(rolled):
@@ -268,6 +270,45 @@ def test_rewards_are_the_published_ones(rolled):
     total = np.maximum(0.02 * sum(theirs["terms"].values()), 0)
     np.testing.assert_allclose(ours.timestep.reward, total, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(ours.timestep.terminated, theirs["fallen"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Go1Joystick, SpotJoystick])
+def test_a_step_in_the_mirror_shows_the_image_of_the_step(kind, robots, tmp_path):
+    even = tmp_path / "even.xml"
+    even.write_text(quadruped.straight(Path(robots[kind]).read_text()))
+    task, rng = unit(kind, str(even)), np.random.default_rng(0)
+    assert unit(kind, robots[kind]).spec.mirror is None, "its sensor is turned to a side"
+    opened = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 64))
+    actions = np.float32(rng.uniform(-1, 1, (64, 12)))
+    ride = opened.inner.kept
+    kept = ride._replace(
+        action=np.float32(rng.uniform(-1, 1, (64, 12))),
+        memory=np.float32(rng.uniform(-1, 1, (64, 36))) if kind is SpotJoystick else (),
+        key=None,
+    )
+    before = opened.inner._replace(
+        qpos=opened.inner.qpos
+        + rng.uniform(-0.05, 0.05, opened.inner.qpos.shape).astype(np.float32),
+        qvel=np.float32(rng.uniform(-1, 1, opened.inner.qvel.shape)),
+        kept=kept,
+    )
+
+    def memory(turned: mirrored.Turned, feet: list[int]) -> Any:
+        if kind is not SpotJoystick:
+            return ()
+        parts = np.split(kept.memory, 3, axis=1)
+        return np.concatenate([turned("servo_error", part) for part in parts], axis=1)
+
+    def step(inner: TaskState, action: Any) -> Any:
+        ride = inner.kept._replace(key=jax.random.key(0))
+        opened = task.reset(jax.random.key(0))
+        return task.step(opened._replace(inner=inner._replace(kept=ride)), action)
+
+    forward = jax.jit(simd.vectorize(step))
+    ours = forward(before, actions)
+    image = forward(*mirrored.shown(task, before, actions, memory))
+    mirrored.require_image(task, ours.timestep, image.timestep)
 
 
 def test_what_is_kept_follows_the_step(rolled):

@@ -26,7 +26,7 @@ ROBOTS, STEPS = 16, 30
 @pytest.fixture(scope="module")
 def robot(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("rough") / "robot.xml"
-    path.write_text(quadruped.xml())
+    path.write_text(quadruped.straight(quadruped.xml()))
     return str(path)
 
 

@@ -268,14 +268,14 @@ def _of_family(env: HostEnvConfig | Environment) -> TrainConfig | None:
     if not is_on_device(env):
         return None
     from seedbed.envs.device.robots.joystick import JoystickTask
-    from seedbed.envs.device.robots.servoed import Uncommanded
+    from seedbed.envs.device.robots.servoed import ServoedTask
     from seedbed.envs.device.suite.task import SuiteTask
     from seedbed.envs.device.wrappers import innermost
 
     task = innermost(env)
     if isinstance(task, JoystickTask):
         return joystick_ppo(env, 15_000_000) if len(task.feet) > 2 else biped_ppo(env)
-    if isinstance(task, Uncommanded):
+    if isinstance(task, ServoedTask):
         return joystick_ppo(env, 50_000_000)
     return suite_ppo(env) if isinstance(task, SuiteTask) else None
 

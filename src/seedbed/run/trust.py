@@ -67,6 +67,7 @@ OWN = frozenset(
         "seedbed.envs.device.robots.go1_tricks:GetupScales",
         "seedbed.envs.device.robots.go1_tricks:HandstandScales",
         "seedbed.envs.device.robots.leap:LeapScales",
+        "seedbed.envs.device.robots.g1_motion:MotionScales",
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",

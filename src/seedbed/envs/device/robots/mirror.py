@@ -27,7 +27,9 @@ _FIXED = {
 _NUMBERS = ("ones", "gait_frequency", "gait_kind", "gait_height", "height", "pushed")
 _JOINTS = ("joint_pos", "joint_angles", "joint_vel", "servo_error")
 _NEAR = 0.02  # of the robot's size, within which places are the same
-_BENT = 0.02  # rad or m, by which the posture may differ from its image
+_BENT = (
+    0.02  # rad or m, by which the posture, and the axes of sensors, may differ from their images
+)
 
 
 class Sides(NamedTuple):
@@ -54,8 +56,10 @@ class Sides(NamedTuple):
 
 def mirror_of(task: SensedRobot) -> Mirror | None:
     """Returns the symmetry of a robot and its task; None if the robot or what it sees has none."""
-    sides = sides_of(task.compiled(), task.at_home, task.feet)
-    if sides is None or not task.sights:
+    model = task.compiled()
+    sides = sides_of(model, task.at_home, task.feet)
+    measured = {name for sight in task.sights for name in sight.sensors}
+    if sides is None or not task.sights or not all(_straight(model, name) for name in measured):
         return None
     parts = [[sides.of(sight) for sight in seen] for seen in (task.sights, task.insights)]
     if None in parts[0] + parts[1]:
@@ -63,6 +67,19 @@ def mirror_of(task: SensedRobot) -> Mirror | None:
     shown, critics = (joined(filter(None, seen)) for seen in parts)
     unseen = {PRIVILEGED: critics} if task.insights else {}
     return Mirror({"state": shown} | unseen, sides.servos)
+
+
+def _straight(model: Any, sensor: str) -> bool:
+    """Returns whether the axes of a sensor's site are their own image: turned in the trunk by pitch only."""
+    found = model.sensor(sensor)
+    if found.objtype[0] != mujoco.mjtObj.mjOBJ_SITE:
+        return True
+    turn = np.zeros(9)
+    mujoco.mju_quat2Mat(turn, model.site_quat[found.objid[0]])
+    aside = np.array(_VECTOR.signs)
+    return bool(
+        np.allclose(aside[:, None] * turn.reshape(3, 3) * aside, turn.reshape(3, 3), atol=_BENT)
+    )
 
 
 def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
