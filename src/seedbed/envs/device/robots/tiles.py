@@ -25,6 +25,8 @@ _FLAT, _FULL = (
 )  # m from the origin: where the ground begins to be uneven, and is so in full
 _FLIGHT = 8  # tiles of stairs that go up and down again
 _FLIGHTS = 3  # until steps have their full height
+_SURFACE = ("material", "friction", "condim", "priority", "solmix", "solref", "solimp", "margin")
+"""What boxes have of the floor."""
 
 
 class Tiles(NamedTuple):
@@ -90,7 +92,7 @@ def _cells(foot: Array, size: float) -> jax.Array:
 
 
 def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
-    """Puts boxes for the feet into an MjSpec, with the friction of the geom `floor`, which they replace.
+    """Puts boxes for the feet into an MjSpec, with the surface of the geom `floor`, which they replace.
 
     Raises SeedbedError if the file has no such floor or feet.
     """
@@ -98,10 +100,13 @@ def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
     if missing:
         raise SeedbedError(f"{xml_file} has no geom {missing[0]!r}, which uneven ground needs")
     floor = spec.geom("floor")
+    slide, turn, roll = floor.friction
     for sensor in [each for each in spec.sensors if "floor" in (each.objname, each.refname)]:
         spec.delete(sensor)
-    slide, turn, roll = floor.friction
     for foot, names in zip(tiles.feet, tiles.names(), strict=True):
+        # A pair takes the larger friction, whatever the priorities of its geoms are.
+        ahead = floor.priority > spec.geom(foot).priority
+        rubs = {"friction": [slide, slide, turn, roll, roll]} if ahead else {}
         for name in names:
             half = tiles.size / 2 + _OVER * (name == names[0])
             body = spec.worldbody.add_body(name=name, mocap=True, pos=[0, 0, -_DEEP])
@@ -112,10 +117,9 @@ def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
                 mass=0,  # a push is as strong as the robot is heavy
                 contype=0,
                 conaffinity=0,
-                material=floor.material,
+                **{field: getattr(floor, field) for field in _SURFACE},
             )
-            friction = [slide, slide, turn, roll, roll]
-            spec.add_pair(geomname1=foot, geomname2=name, condim=3, friction=friction)
+            spec.add_pair(geomname1=foot, geomname2=name, **rubs)
             spec.add_sensor(
                 name=f"{name}_found",
                 type=mujoco.mjtSensor.mjSENS_CONTACT,
