@@ -17,7 +17,7 @@ import pytest
 
 import biped
 import quadruped
-from seedbed import cli, simd
+from seedbed import api, cli, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
@@ -149,6 +149,18 @@ def test_export_drives_a_robot_with_the_file_alone(run, scenes, tmp_path, monkey
     assert cli.main(["export", str(run), "-o", str(other), "--robot", str(scenes["go1"])]) == 1
     assert "the robot fell after" in capsys.readouterr().err
     assert (other / "policy.onnx").exists()
+
+
+def test_a_policy_that_knows_its_symmetry_is_loaded_from_the_file(tmp_path, scenes):
+    even = tmp_path / "even.xml"
+    even.write_text(quadruped.straight(scenes["go1"].read_text()))
+    agent = Ppo(hidden_sizes=(16,), equivariant=True, normalise_observations=True)
+    config = TrainConfig(Go1Joystick(xml_file=str(even)), agent, FusedConfig(), "go1/joystick/ppo")
+    run, folder = write_run(tmp_path / "run", config), tmp_path / "out"
+    assert cli.main(["export", str(run), "-o", str(folder)]) == 0
+    seen = {"state": np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)}
+    loaded, trained = (api.load(each) for each in (folder, run))
+    np.testing.assert_array_equal(loaded.act(seen), trained.act(seen))
 
 
 def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):

@@ -38,6 +38,12 @@ def reflected(x, of: Reflection):
     return np.asarray(x)[..., list(of.order)] * np.array(of.signs, np.float32)
 
 
+# A machine may be slow.
+PATIENT = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+
+
 @st.composite
 def reflections(draw) -> Reflection:
     size = draw(st.integers(1, 9))
@@ -51,6 +57,7 @@ def reflections(draw) -> Reflection:
     return Reflection(tuple(order), tuple(signs))
 
 
+@PATIENT
 @hypothesis.given(reflections())
 def test_halves_are_the_even_and_the_odd_vectors(reflection):
     even, odd = halves(reflection)
@@ -60,6 +67,7 @@ def test_halves_are_the_even_and_the_odd_vectors(reflection):
     np.testing.assert_array_equal(reflected(odd.T, reflection), -odd.T)
 
 
+@PATIENT
 @hypothesis.given(st.lists(reflections(), min_size=1, max_size=3))
 def test_joined_reflections_are_those_of_the_parts(parts):
     vectors = [np.arange(1.0, 1 + len(part.order)) for part in parts]

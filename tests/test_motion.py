@@ -44,7 +44,7 @@ def rows_of(model: Any, count: int, rate: float, turns: float = 0.0) -> np.ndarr
 
 
 def written(path: Path, rows: np.ndarray, fps: Any = 30, **other: Any) -> Path:
-    bodies = np.stack([rows[:, :7], rows[:, :7] + 1], axis=1)
+    bodies = np.stack([rows[:, :7], rows[:, :7]], axis=1)
     arrays = {
         "joint_pos": rows[:, 7:],
         "body_pos_w": bodies[..., :3],
@@ -91,6 +91,15 @@ def test_what_is_after_the_end(model):
     rows[:, 8] += 0.2 * np.sin(time)
     closed, opened = resampled(model, rows, 50, 0.02), resampled(model, rows[:30], 50, 0.02)
     assert closed.closed and len(closed.qpos) == 50
+    # Also where the rate does not divide the length, and after a whole turn, whose quaternion is the other.
+    other = rows_of(model, 33, 30, turns=2 * np.pi * 30 / 32)
+    other[:, 1:2], other[:, 7:] = 0, model.key_qpos[0][7:]
+    spun = resampled(model, other, 30, 0.02)
+    assert spun.closed and len(spun.qpos) == 53
+    np.testing.assert_allclose(spun.qvel[:, 5], spun.qvel[0, 5], rtol=0.02)
+    assert np.abs(spun.qvel[:, :3]).max() < 1e-4
+    other[:, 0] = np.linspace(0, 0.045, 33)
+    assert not resampled(model, other, 30, 0.02).closed, "a slow walk ends elsewhere"
     for one, two in ((closed.at(50), closed.at(0)), (closed.at(73), closed.at(23))):
         np.testing.assert_array_equal(one[0], two[0])
         np.testing.assert_array_equal(one[1], two[1])
@@ -102,19 +111,35 @@ def test_what_is_after_the_end(model):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: {"fps": 0}, "fps 0.0"),
-        (lambda a: {"fps": np.array([])}, "fps 0.0"),
+        (lambda a: {"fps": 0}, "fps 0: fps must be"),
+        (lambda a: {"fps": np.array([])}, "fps 0: fps must be"),
         (lambda a: {"joint_pos": a[:, 8:]}, r"this robot needs \[T, 13\]"),
         (lambda a: {"joint_pos": a[:1, 7:]}, "two rows or more"),
         (lambda a: {"joint_pos": np.float64(3)}, r"joint_pos \(\)"),
         (lambda a: {"joint_pos": a[:, 7:] * np.nan}, "not finite"),
         (lambda a: {"body_quat_w": np.zeros((len(a), 2, 4))}, "not finite"),
         (lambda a: {"body_pos_w": a[:, :3]}, r"body_pos_w \(30, 3\)"),
+        (lambda a: {"body_pos_w": np.zeros((30, 2, 3, 5))}, r"body_pos_w \(30, 2, 3, 5\)"),
+        (lambda a: {"body_pos_w": np.zeros((30, 0, 3))}, r"body_pos_w \(30, 0, 3\)"),
+        (lambda a: {"joint_pos": a[:, 7:] + 1e39}, "too large"),
+        (lambda a: {"joint_pos": a[:, 7:] * 1j}, "numbers of the type complex128"),
+        (lambda a: {"fps": 1e-9}, "fps must be from 1 to 10000"),
+        (lambda a: {"fps": 1e300}, "fps must be from 1 to 10000"),
+        (lambda a: {"joint_pos": a[:, :6:-1]}, "the order of this robot's model"),
     ],
 )
 def test_files_that_are_no_motion_are_refused(tmp_path, model, change, said):
-    rows = rows_of(model, 30, 30)
-    file = written(tmp_path / "bad.npz", rows, **change(rows))
+    rows, data = rows_of(model, 30, 30), mujoco.MjData(model)
+    places = []
+    for row in rows:
+        data.qpos[:] = row
+        mujoco.mj_kinematics(model, data)
+        places.append(data.xpos[1:].copy())
+    turns = np.tile([1.0, 0, 0, 0], (30, model.nbody - 1, 1))
+    bodies = {"body_pos_w": np.array(places), "body_quat_w": turns}
+    read_motion(written(tmp_path / "good.npz", rows, **bodies), model, 0.02)
+    changed = change(rows)
+    file = written(tmp_path / "bad.npz", rows, **(bodies if "order of" in said else {}) | changed)
     with pytest.raises(SeedbedError, match=said):
         read_motion(file, model, 0.02)
 
@@ -122,9 +147,14 @@ def test_files_that_are_no_motion_are_refused(tmp_path, model, change, said):
 def test_files_that_cannot_be_read_are_refused(tmp_path, model, folder):
     (tmp_path / "text.npz").write_text("no zip")
     np.savez(tmp_path / "less.npz", fps=30)
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    whole = written(tmp_path / "torn.npz", rows_of(model, 30, 30)).read_bytes()
+    (tmp_path / "torn.npz").write_bytes(whole[:900] + bytes(900) + whole[1800:])
     np.savez(tmp_path / "code.npz", fps=np.array([{}], dtype=object), allow_pickle=True)
     for name, said in (
         ("text.npz", "no motion"),
+        ("one.npy", "no motion"),
+        ("torn.npz", "no motion"),
         ("none.npz", "no motion"),
         ("less.npz", "has no joint_pos, body_pos_w, body_quat_w"),
         ("code.npz", "has no joint_pos"),
@@ -135,6 +165,27 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, model, folder):
         G1Motion(xml_file=str(folder / "g1.xml"), motion=str(tmp_path / "none.npz"))
     with pytest.raises(SeedbedError, match="our own motion is for G1"):
         exercises(model, model.key_qpos[0], "left_foot")
+
+
+def test_an_action_is_worth_half_of_the_strongest_torque(task):
+    model = task.compiled()
+    data = mujoco.MjData(model)
+    assert not model.actuator_ctrllimited.any()
+    turns = 2 * np.pi * 10
+    np.testing.assert_allclose(model.actuator_gainprm[:, 0], 0.01 * turns**2)
+    np.testing.assert_allclose(model.dof_damping[6:], 4 * 0.01 * turns)
+    data.qpos[:] = model.key_qpos[0]
+    kept = task.begin(jax.random.key(0))
+    ctrl = np.asarray(task.control(kept, np.ones(model.nu, np.float32)))
+    data.ctrl[:] = data.qpos[7:] + ctrl - np.asarray(task.centre(kept))
+    mujoco.mj_forward(model, data)
+    np.testing.assert_allclose(data.actuator_force, 0.5 * model.jnt_actfrcrange[1:, 1], rtol=1e-4)
+
+
+def test_a_run_finds_its_motion_from_elsewhere(task, monkeypatch):
+    file = Path(task.motion)
+    monkeypatch.chdir(file.parent)
+    assert G1Motion(xml_file=task.xml_file, motion=file.name).motion == str(file)
 
 
 def plain(model: Any, data: Any, motion: Any, frame: int, kept: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.robots.mirror import sides_of
 from seedbed.envs.device.robots.spot import SpotJoystick
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
@@ -279,6 +280,18 @@ def test_a_step_in_the_mirror_shows_the_image_of_the_step(kind, robots, tmp_path
     even.write_text(quadruped.straight(Path(robots[kind]).read_text()))
     task, rng = unit(kind, str(even)), np.random.default_rng(0)
     assert unit(kind, robots[kind]).spec.mirror is None, "its sensor is turned to a side"
+    model = task.compiled()
+    feet = task.feet
+    sides = sides_of(model, task.at_home, feet)
+    assert sides is not None
+    # A servo that turns its joint the other way has the other sign; a stronger one has no image.
+    model.actuator_gear[0, 0] = -1
+    geared = sides_of(model, task.at_home, feet)
+    assert geared is not None and geared.joints == sides.joints
+    wrong = np.array(geared.servos.signs) != sides.servos.signs
+    assert sorted(np.flatnonzero(wrong)) == sorted([0, sides.servos.order[0]])
+    model.actuator_gainprm[0, 0] *= 2
+    assert sides_of(model, task.at_home, feet) is None
     opened = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 64))
     actions = np.float32(rng.uniform(-1, 1, (64, 12)))
     ride = opened.inner.kept

@@ -113,6 +113,21 @@ def test_ground_is_flat_at_first_and_rises_as_it_should():
             assert len(np.unique(far.round(5))) > 20
 
 
+@pytest.mark.parametrize("size", [0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.6])
+def test_every_ring_of_stairs_is_a_step(size):
+    cells = jnp.arange(40)
+    feet = jnp.stack([(cells + 0.5) * size, jnp.zeros(40)], axis=1)
+    ground = Ground(jax.random.key(5), jnp.bool_(True), feet)
+    tops = (
+        np.asarray(jax.jit(lambda g: g.boxes(size, 0.08))(ground)).reshape(-1, 3, 3)[:, 0, 2] + 0.5
+    )
+    rings = np.floor((np.asarray((cells + 0.5) * size, np.float64) - 1.0) / size + 1e-6)
+    ring = np.maximum(rings, 0)
+    step, flight = ring % 8, ring // 8
+    wanted = 0.08 * np.minimum((flight + 1) / 3, 1) * np.minimum(step, 8 - step)
+    np.testing.assert_allclose(tops, wanted, atol=1e-6)
+
+
 def test_even_tiles_are_a_plane(robot):
     """Feet do not catch at the seams, and what pushes a robot does not push tiles, too."""
     flat = Go1Joystick(xml_file=robot, noise_level=0.0, push_speed=2.0, frame_skip=5)

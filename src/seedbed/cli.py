@@ -21,6 +21,7 @@ from seedbed import strict_json
 from seedbed.exit_status import ExitStatus, status_of
 from seedbed.nearest import did_you_mean
 from seedbed.printable import pasted, printable, resume_command
+from seedbed.run.member import VARIABLE
 from seedbed.run.signals import end_program_with
 from seedbed.scheduler import obey_scheduler
 from seedbed.types import SeedbedError, UsageError
@@ -76,7 +77,8 @@ def program() -> int:
 
         set_up_malloc()
     status = main()
-    if status in (ExitStatus.STOPPED, ExitStatus.GIVEN_UP):
+    if status in (ExitStatus.STOPPED, ExitStatus.GIVEN_UP) or VARIABLE in os.environ:
+        # JAX would wait for the other members of a group, which may be gone.
         # Python would unwind threads that come back from JAX through C++ (an abort: python/cpython#87135),
         # and destroy what XLA's own threads may be compiling with.
         with contextlib.suppress(OSError, ValueError):

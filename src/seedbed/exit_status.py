@@ -45,6 +45,10 @@ class TemporaryError(SeedbedError):
     """Raised when something is missing that may be there later, so that the same command may succeed then."""
 
 
+class PeerLost(TemporaryError):
+    """Raised when a process that trains as one learner with this one is gone: the others begin again."""
+
+
 class StoppedEarly(KeyboardInterrupt):
     """Raised when a first signal stops a run that has made nothing yet, so that nothing is lost."""
 
@@ -65,6 +69,8 @@ def status_of(error: BaseException) -> ExitStatus:
         return ExitStatus.GIVEN_UP
     if isinstance(error, UsageError):
         return ExitStatus.USAGE
+    if isinstance(error, PeerLost):
+        return ExitStatus.ALONE
     temporary = isinstance(error, TemporaryError | StorageError)
     if temporary or is_no_room(error) or is_no_room(error.__cause__):
         return ExitStatus.TRY_AGAIN

@@ -132,6 +132,34 @@ def go1_rough_ppo() -> TrainConfig:
     return joystick_ppo(env, 20_000_000, equivariant=True, learning_rate=2e-3)
 
 
+def go1_handstand_ppo() -> TrainConfig:
+    """Unitree's Go1 rises onto its front feet on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.go1_tricks import Go1Handstand
+
+    return joystick_ppo(Go1Handstand(), 10_000_000, equivariant=True)
+
+
+def go1_footstand_ppo() -> TrainConfig:
+    """Unitree's Go1 rises onto its rear feet on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.go1_tricks import Go1Footstand
+
+    return joystick_ppo(Go1Footstand(), 10_000_000, equivariant=True)
+
+
+def g1_motion_ppo() -> TrainConfig:
+    """Unitree's G1 follows a motion on our own physics with PPO (after BeyondMimic)."""
+    from seedbed.envs.device.robots.g1_motion import G1Motion
+
+    return joystick_ppo(
+        G1Motion(),
+        4_000_000,
+        hidden_sizes=(256, 128),
+        value_sizes=(128, 128),
+        learning_rate=5e-4,
+        initial_scale=0.3,
+    )
+
+
 def spot_joystick_ppo() -> TrainConfig:
     """Boston Dynamics' Spot follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales

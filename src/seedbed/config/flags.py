@@ -28,7 +28,15 @@ from seedbed.run.encoding import BOUND
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
-_VALUES = ("--agent", "--runtime", "--config", "--run", "--from", "--cluster")
+_VALUES = (
+    "--agent",
+    "--runtime",
+    "--config",
+    "--run",
+    "--from",
+    "--cluster",
+    "--trusted-interface",
+)
 _SWITCHES = ("--resume", "--from-optimizer", "--from-partial", "--trust-run", "--debug")
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
@@ -41,6 +49,7 @@ class TrainArguments(NamedTuple):
     help: bool
     rest: tuple[str, ...]
     cluster: str | None  # who has started the processes of this job, None for a run of one process
+    interface: str | None  # the network interface for what is not encrypted
 
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
@@ -71,7 +80,12 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     file = None if values["--config"] is None else Path(values["--config"])
     request = Request(target, agent, runtime, run, resume, trust, start, env, file)
     shown = switches["--help"] or switches["-h"]
-    return TrainArguments(request, switches["--debug"], shown, tuple(rest), values["--cluster"])
+    cluster, interface = values["--cluster"], values["--trusted-interface"]
+    if interface is not None and cluster is None:
+        raise UsageError(
+            "--trusted-interface is for the processes of a job: name --cluster with it"
+        )
+    return TrainArguments(request, switches["--debug"], shown, tuple(rest), cluster, interface)
 
 
 def reject_near(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -169,6 +183,8 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --from-optimizer  takes its optimizer's state, too
   --from-partial    begins parts anew that do not fit
   --cluster C   train on many machines: slurm, ray or ranks (docs/clusters.md)
+  --trusted-interface I  where the machines of one learner may send gradients,
+                which are not encrypted
   --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
 

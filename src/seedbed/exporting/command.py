@@ -29,6 +29,7 @@ from seedbed.exporting.loading import (
     PARAMETERS,
     VERSION,
     action_json,
+    mirror_json,
     observation_json,
 )
 from seedbed.exporting.policy import (
@@ -87,7 +88,7 @@ def export(
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
     env: Any = trained.env
-    is_robot = isinstance(env, SensedRobot) and bool(env.sights)
+    is_robot = isinstance(env, SensedRobot) and bool(env.sights) and env.action_moves != "motion"
     robot = deployment(env) if is_robot else None
     graph = build(policy, metadata(robot) if robot else {})
     if graph.single:
@@ -109,6 +110,7 @@ def export(
         # Only to make the agent again: no input, as critics alone have seen it.
         "privileged": observation_json(entry(trained.forms.spec.observation, PRIVILEGED)),
         "action": action_json(policy.spec.action),
+        "mirror": mirror_json(trained.forms.spec.mirror),
         "frame_stack": frame_stack,
         "agent": _agent(policy.agent),
         "environment": _environment(run, trained),

@@ -18,7 +18,7 @@ from seedbed.run import trust
 from seedbed.run.encoding import construct
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
-from seedbed.spaces import PRIVILEGED, policy_spec
+from seedbed.spaces import PRIVILEGED, Mirror, Reflection, policy_spec
 from seedbed.types import (
     ActionSpec,
     Agent,
@@ -68,7 +68,7 @@ def read(folder: Path) -> ExportedAgent:
         # Contracts of earlier versions have none.
         unseen = _observation(contract.get("privileged"))
         shown = shown if unseen is None else {**shown, PRIVILEGED: unseen}
-        spec = EnvSpec(shown, _action(contract["action"]))
+        spec = EnvSpec(shown, _action(contract["action"]), _mirror(contract.get("mirror")))
         if name not in trust.AGENTS:
             raise SeedbedError(
                 f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def observation_json(spec: Tree) -> Any:
-    """Returns the shapes of observations as JSON; a tree of other nodes cannot be read again."""
+    """Returns the shapes of observations, or reflections, as JSON; other nodes cannot be read again."""
     if spec is None:
         return None
     if isinstance(spec, dict):
@@ -157,6 +157,8 @@ def observation_json(spec: Tree) -> Any:
         return {"tuple": [observation_json(child) for child in spec]}
     if isinstance(spec, ArraySpec):
         return {"shape": list(spec.shape), "dtype": spec.dtype}
+    if isinstance(spec, Reflection):
+        return {"order": list(spec.order), "signs": list(spec.signs)}
     return {"other": type(spec).__name__}
 
 
@@ -171,7 +173,26 @@ def _observation(data: Any) -> Tree:
         raise SeedbedError(
             f"observations of the type {data['other']} cannot be read: play policy.onnx with onnxruntime"
         )
+    if "order" in data:
+        return Reflection(tuple(map(int, data["order"])), tuple(map(int, data["signs"])))
     return ArraySpec(tuple(int(size) for size in data["shape"]), str(np.dtype(data["dtype"])))
+
+
+def mirror_json(mirror: Mirror | None) -> Any:
+    """Returns a symmetry of observations and actions as JSON."""
+    if mirror is None:
+        return None
+    return {
+        "observation": observation_json(mirror.observation),
+        "action": observation_json(mirror.action),
+    }
+
+
+def _mirror(data: Any) -> Mirror | None:
+    # Contracts of earlier versions have none.
+    if data is None:
+        return None
+    return Mirror(_observation(data["observation"]), _observation(data["action"]))
 
 
 def action_json(action: ActionSpec) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ from seedbed.fused import rollout
 from seedbed.fused.carry import Carry, Iteration, Plan
 from seedbed.fused.playing import Play, compile_play
 from seedbed.run.checking import checked
-from seedbed.run.devices import choose_devices
+from seedbed.run.devices import choose_shared_devices
+from seedbed.run.group import Group, placed
 from seedbed.run.options import FusedConfig, require_sizes
 from seedbed.run.update import AXIS, progress_of
 from seedbed.types import (
@@ -49,7 +51,7 @@ class Program:
         missing, if sizes do not fit, if several members or replay are to use several devices, if `sweep`
         names an option that cannot vary, or if `env` resets itself or has no integrator to choose.
         """
-        devices = choose_devices(config.devices, "--devices")
+        devices = choose_shared_devices(config.devices, "--devices")
         # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
         bind(agent, env.spec)
         self.plan = _plan(agent, config, len(devices))
@@ -76,6 +78,7 @@ class Program:
         self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
         self.task = type(env).__name__
         self.agent = checked(agent, env.spec)
+        self.group = Group.joined
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
         self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Array]] | None = None
@@ -135,7 +138,7 @@ class Program:
         shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
         return Carry(
             *(
-                jax.device_put(part, sharding)
+                jax.tree.map(functools.partial(placed, sharding=sharding), part)
                 for part, sharding in zip(carry, shardings, strict=True)
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from seedbed.fused.program import Program
 from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
+from seedbed.run.group import Group, whole
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
@@ -40,6 +42,8 @@ def train(
     second signal raises KeyboardInterrupt at once; in other threads no signal is handled. Raises SeedbedError
     if the user can repair the failure.
     """
+    if (group := Group.joined) is not None:
+        group.meet("settled")
     start_jax()
     with Session(run, view, callback, weights) as session:
         program = Program(env, agent, config)
@@ -47,9 +51,14 @@ def train(
         if program.euler_steps:
             some = f" for {program.euler_steps:,} steps, then with the environment's own"
             view.message(f"training with Euler's integrator{some * (config.euler_share < 1)}")
+        if group is not None and group.member.of > 1:
+            view.message(f"training as one learner of {group.member.of} processes")
         view.message("compiling")
         program.compile(fused.carry)
-        return session.train(fused)
+        if group is not None:
+            group.meet("compiled")
+        with contextlib.nullcontext() if group is None else group.leading():
+            return session.train(fused)
 
 
 def _restored(program: Program, session: Session) -> FusedRun:
@@ -63,8 +72,7 @@ def _restored(program: Program, session: Session) -> FusedRun:
     if resumed is None:
         first = program.first()
         learner = session.begun(program.agent, first.learner, program.members)
-        carry = program.place(first._replace(learner=learner))
-        return FusedRun(program, carry, [0] * program.members, episodes)
+        return _begun(program, first._replace(learner=learner), [0] * program.members, episodes)
     carry, metadata = resumed
     # Exploration rates come from options, which the user may have changed since.
     if jax.tree.leaves(template.actor.per_env):
@@ -72,7 +80,16 @@ def _restored(program: Program, session: Session) -> FusedRun:
         carry = carry._replace(actor=carry.actor._replace(per_env=per_env))
     for each, state in zip(episodes, metadata["episodes"], strict=True):
         each.load(state)
-    return FusedRun(program, program.place(carry), metadata["transitions"], episodes)
+    return _begun(program, carry, metadata["transitions"], episodes)
+
+
+def _begun(
+    program: Program, carry: Carry, transitions: list[int], episodes: list[RecentEpisodes]
+) -> FusedRun:
+    """Returns a run that goes on from here, with all processes of the learner."""
+    if program.group is not None:
+        carry, _ = program.group.spread((carry, np.array(transitions)))
+    return FusedRun(program, program.place(carry), transitions, episodes)
 
 
 class FusedRun:
@@ -131,8 +148,13 @@ class FusedRun:
         before = self.progress()
         if before.env_steps >= self.options.steps:
             return False
+        group = self.program.group
+        if group is not None:
+            group.require_all()
+            group.command("step")
         self._intact = False
-        self.carry, report = self.program.run(self.carry, self.transitions)
+        with contextlib.nullcontext() if group is None else group.together():
+            self.carry, report = self.program.run(self.carry, self.transitions)
         made = np.ravel(report.transitions).tolist()
         self.transitions = [sum(each) for each in zip(self.transitions, made, strict=True)]
         if not np.all(report.finite):
@@ -188,7 +210,15 @@ class FusedRun:
             "transitions": self.transitions,
             "episodes": [each.state() for each in self.episodes],
         }
-        return Snapshot(env_steps, self.carry, metadata, updates)
+        return Snapshot(env_steps, self._whole(), metadata, updates)
+
+    def _whole(self) -> Carry:
+        """Returns the carry, with the environments of all processes."""
+        if (group := self.program.group) is None:
+            return self.carry
+        group.command("show")
+        with group.together():
+            return whole(self.carry)
 
     def save_beside(self, step: int, settle: Callable[[], None]) -> None:
         """Does nothing: the carry is the whole of the run."""

@@ -7,6 +7,7 @@ another in the run's folder.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seedbed.actors.waiting import StopSignals
+from seedbed.actors.waiting import StopSignals, read_runtime
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
@@ -28,12 +29,16 @@ from seedbed.config.settle import Request
 from seedbed.envs.host.registry import code_of
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
 from seedbed.files import load_json, write_json
-from seedbed.launch import joining, ranks
+from seedbed.launch import joining, ranks, together
 from seedbed.launch.ranks import Rank
+from seedbed.launch.together import Supervisor
 from seedbed.machine import usable_cores
+from seedbed.paramserver.role import end_with
 from seedbed.printable import printable
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.member import Member
+from seedbed.run.signals import stopping_signals
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
@@ -113,8 +118,8 @@ def options_for(
         return []
     if runtime == "fused":
         raise SeedbedError(
-            f"{processes} processes, but the fused runtime has one: {remedy}, or take an environment of the "
-            "host"
+            f"{processes} processes, but the fused runtime has one here: {remedy}, take --cluster ranks or "
+            "slurm, or an environment of the host"
         )
     options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
         runtime
@@ -138,6 +143,12 @@ def train(
         raise UsageError(f"--cluster {given.cluster}: take {', '.join(CHOICES)} or ray")
     rank = ranks.discover(os.environ, given.cluster == "slurm")
     folder = folder_of(request.run, rank)
+    member = Member.of_environment(os.environ)
+    if member is not None and member.number:
+        return _follow(member, folder, request.trust)
+    if member is None and rank.of > 1 and _is_on_device(given, folder):
+        interface = together.interface_of(rank, given.interface)
+        return _supervise(rank, folder, interface)
     if rank.number:
         # The same command has been given to all ranks.
         file = request.file and read_config(request.file, request.trust)
@@ -145,7 +156,7 @@ def train(
         return host(rank, folder, request.trust, say, (mine[0],) if mine[1] else ())
 
     def change(config: TrainConfig) -> TrainConfig:
-        more = options_for(config.runtime.runtime, rest, rank.of)
+        more = options_for(config.runtime.runtime, rest, 1 if member else rank.of)
         return flags.override(config, [*rest, *more], False)
 
     def begin(resume: bool) -> tuple[int, dict[str, Any]]:
@@ -153,7 +164,84 @@ def train(
         own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
         return run(request._replace(run=folder, resume=resume, **own), change)
 
+    if member is not None:
+        return _lead(member, folder, begin)
     return coordinate(rank, folder, begin, say)
+
+
+def _is_on_device(given: TrainArguments, run: Path) -> bool:
+    """Returns whether the run's environments are on the device, where all ranks train as one learner.
+
+    Raises SeedbedError if a child that settles what is asked for refuses it; JAX must not start here.
+    """
+    if (run / CONFIG).exists():
+        found = read_runtime(run)
+        return not isinstance(found, str) and found[0] == "fused"
+    words = [word for word in sys.argv[2:] if word != "--resume"]
+    child = subprocess.run(
+        [sys.executable, "-m", "seedbed", "config", *words, "--json"],
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if child.returncode:
+        raise SystemExit(child.returncode)  # it has said why
+    return "fused" in json.loads(child.stdout)
+
+
+def _supervise(rank: Rank, run: Path, interface: tuple[str, str]) -> int:
+    """Starts this rank's member again and again, until the run ends; returns the exit status."""
+    if rank.number:
+        ended, former = list[Job](), Job.read(run)
+        threading.Thread(target=_watch, args=(rank, run, former, ended), daemon=True).start()
+
+        def token() -> str:
+            job = Job.read(run)
+            now = job is not None and job.start == rank.start and not job.ended
+            return job.token if job is not None and now else ""
+
+        with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
+            supervisor.follow(token, lambda: bool(ended))
+        say(f"rank {rank.number} ended: {ended[0].ended if ended else 'stopped'}")
+        return ended[0].status if ended else ExitStatus.STOPPED
+
+    def lead(resume: bool) -> tuple[int, dict[str, Any]]:
+        del resume  # a member sees by itself whether there is a run
+        job = Job.read(run)
+        with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
+            status = supervisor.lead(job.token if job else "")
+        return status, {"env_steps": together.step_of(run)}
+
+    return coordinate(rank, run, lead, say)
+
+
+def _lead(member: Member, run: Path, begin: Callable[[bool], tuple[int, dict[str, Any]]]) -> int:
+    """Trains as the member that leads the others; returns the exit status."""
+    from seedbed.run.group import Group
+
+    end_with(os.getppid())
+    Group(member)
+    return begin((run / CONFIG).exists())[0]
+
+
+def _follow(member: Member, run: Path, trusted: bool) -> int:
+    """Trains as a member that another one leads; returns the exit status."""
+    from seedbed.fused.following import follow
+    from seedbed.run.group import Group
+
+    end_with(os.getppid())
+    with stopping_signals(lambda text: None) as interruption:
+        group = Group(member)
+
+        def look() -> None:
+            if interruption.requested():
+                group.leave()
+
+        def settled() -> Any:
+            config = read_config(run / CONFIG, trusted)
+            return config.env, config.agent, config.runtime
+
+        follow(settled, group, look)
+    return ExitStatus.STOPPED if interruption.requested() else ExitStatus.FINISHED
 
 
 def coordinate(

@@ -79,6 +79,18 @@ def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:
     return [devices[index] for index in indices]
 
 
+def choose_shared_devices(indices: tuple[int, ...], option: str) -> list[Device]:
+    """Returns the devices with these indices of every process that trains as one learner, one by one.
+
+    Raises SeedbedError, which names the option, if an index is too large.
+    """
+    choose_devices(indices, option)
+    processes: dict[int, list[Device]] = {}
+    for device in jax.devices():
+        processes.setdefault(device.process_index, []).append(device)
+    return [devices[index] for devices in processes.values() for index in indices]
+
+
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
     """The way in which the central runtime uses a kind of device."""

@@ -29,7 +29,7 @@ def array_of(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def like(array: np.ndarray, leaf: Any) -> Any:
+def like(array: Any, leaf: Any) -> Any:
     """Returns what `array_of` made into `array`, for a leaf of this kind."""
     if not _is_key(leaf):
         return array

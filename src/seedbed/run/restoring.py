@@ -187,5 +187,14 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
 
     if not names:
         return {}
+    # Of several processes that train as one learner, the one that leads reads: orbax would wait for all.
+    several = jax.process_count() > 1
+    alone = ocp.options.MultiprocessingOptions(
+        active_processes={0} if several else None,
+        barrier_sync_key_prefix="leader" if several else None,
+    )
     as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone).restore(
+        (path / ARRAYS).absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+    )

@@ -122,15 +122,29 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
     """
     if axis is None:
         return grads, output
-    total = jax.lax.psum(output.weight, axis)
-    share = output.weight / jnp.maximum(total, 1.0)
+    weight = jnp.asarray(output.weight)
 
-    def mean(leaf: Array) -> Array:
+    def part(leaf: Array) -> Array:
         leaf = jnp.asarray(leaf)  # an agent's metric may be a number of Python
-        return jax.lax.psum(leaf * share.astype(leaf.dtype), axis)
+        return leaf * weight.astype(leaf.dtype)
 
-    metrics = jax.tree.map(mean, output.metrics)
-    return jax.tree.map(mean, grads), Output(metrics, total, output.priorities)
+    parts = jax.tree.map(part, (grads, output.metrics))
+    sums, total = _summed((parts, weight), axis)
+    grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(total, 1.0).astype(x.dtype), sums)
+    return grads, Output(metrics, total, output.priorities)
+
+
+def _summed(tree: Tree, axis: str) -> Tree:
+    """Returns the sums over devices of all leaves, which travel together: each message takes a while."""
+    leaves, structure = jax.tree.flatten(tree)
+    found: list[Array] = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        chosen = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        joined = jax.lax.psum(jnp.concatenate([leaves[i].ravel() for i in chosen]), axis)
+        ends = np.cumsum([leaves[i].size for i in chosen])[:-1]
+        for i, part in zip(chosen, jnp.split(joined, ends), strict=True):
+            found[i] = part.reshape(leaves[i].shape)
+    return structure.unflatten(found)
 
 
 def minibatch_gradient(

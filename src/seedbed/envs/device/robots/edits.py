@@ -13,6 +13,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.robots.tiles import Tiles, lay
 from seedbed.physics.model import EULER
+from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
@@ -25,6 +26,9 @@ class Edits(NamedTuple):
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
     apart: tuple[str, ...] = ()  # bodies that never reach each other, whose contacts are left out
     tiles: Tiles | None = None  # of what the floor is made
+    motor_hz: float = (
+        0.0  # at which servos swing with their motors' inertia, damped twice critically
+    )
 
 
 def compiled_with(path: Any, edits: Edits) -> Any:
@@ -33,12 +37,14 @@ def compiled_with(path: Any, edits: Edits) -> Any:
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
     spec = mujoco.MjSpec.from_file(str(path))
-    kp, kd, critical, apart, tiles = edits
+    kp, kd, critical, apart, tiles, motor_hz = edits
     for one, two in itertools.combinations(apart, 2):
         spec.add_exclude(bodyname1=one, bodyname2=two)
     if tiles is not None:
         lay(spec, tiles, path)
     model = spec.compile()
+    if motor_hz:
+        _swing_at(model, motor_hz, path)
     if kd:
         free = model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
         model.dof_damping[~free[model.dof_jntid]] = kd
@@ -50,6 +56,25 @@ def compiled_with(path: Any, edits: Edits) -> Any:
         damping = 2 * np.sqrt(model.actuator_gainprm[:, 0] * model.dof_M0[dofs])
         model.actuator_biasprm[:, 2] = -damping
     return model
+
+
+def _swing_at(model: Any, motor_hz: float, path: Any) -> None:
+    """Gives servos the gains with which motors alone would swing at a frequency, damped twice critically.
+
+    The choice of BeyondMimic (Liao et al., 2025). Raises SeedbedError if a motor has no inertia.
+    """
+    dofs = model.jnt_dofadr[model.actuator_trnid[:, 0]]
+    inertia, turns = model.dof_armature[dofs], 2 * np.pi * motor_hz
+    if not inertia.all():
+        raise SeedbedError(
+            f"{path} has joints without an armature, the inertia of their motors, which the gains of this "
+            "task are made of: give them one"
+        )
+    model.actuator_gainprm[:, 0] = inertia * turns**2
+    model.actuator_biasprm[:, 1] = -model.actuator_gainprm[:, 0]
+    model.dof_damping[dofs] = 4 * inertia * turns
+    # A strong torque takes a target beyond where the joint can go.
+    model.actuator_ctrllimited[:] = 0
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,8 @@ from seedbed.envs.device.robots.sensed import SensedRobot, Sight
 from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.types import Array
 
-_LOW, _ASIDE, _LEANS = (
-    0.25,
-    0.5,
-    0.8,
-)  # m, m and rad that the trunk may be off before an episode ends
+# m, m and rad that the trunk may be off before an episode ends
+_LOW, _ASIDE, _LEANS = 0.25, 0.5, 0.8
 _CARELESS = (0.02, 0.1, 0.1)  # m, rad and m/s by which an episode's opening is off at most
 
 
@@ -59,10 +56,12 @@ class Following(NamedTuple):
 class G1Motion(SensedRobot):
     """G1, a humanoid of 29 joints, follows a motion.
 
-    An action moves the targets of the servos about the motion's next joints. The policy sees what the robot
-    measures, with noise, its last action, the motion's next joints and their speeds, and how far the trunk
-    leans and turns away from the motion; critics see where it is, too. Episodes open anywhere in the motion,
-    and end when the trunk is 0.25 m lower or higher than the motion's, 0.5 m aside, or turned by 0.8 rad.
+    An action moves the targets of the servos about the motion's next joints. Servos are not as stiff as the
+    file says, but as they would be to swing at 10 Hz with their motors alone, as in BeyondMimic. The policy
+    sees what the robot measures, with noise, its last action, the motion's next joints and their speeds, and
+    how far the trunk leans and turns away from the motion; critics see where it is, too. Episodes open
+    anywhere in the motion, and end when the trunk is 0.25 m lower or higher than the motion's, 0.5 m aside,
+    or turned by 0.8 rad.
     """
 
     xml_file: str = "playground/locomotion/g1/xmls/scene_mjx_feetonly_flat_terrain.xml"
@@ -74,6 +73,8 @@ class G1Motion(SensedRobot):
     action_scale: float = 0.5
     """How far an action of 1 moves a servo's target, as a share of what the strongest torque needs."""
     scales: MotionScales = MotionScales()
+    action_moves: ClassVar[Literal["posture", "target", "joints", "motion"]] = "motion"
+    motor_hz: ClassVar[float] = 10.0
     home: ClassVar[str] = "knees_bent"
     frame: ClassVar[str] = "_pelvis"
     feet: ClassVar[tuple[str, ...]] = ("left_foot", "right_foot")
@@ -82,6 +83,8 @@ class G1Motion(SensedRobot):
         """Raises SeedbedError for an option that cannot be, or a motion that is not this robot's."""
         super().__post_init__()
         if self.motion:
+            # A run's folder may be evaluated from elsewhere.
+            object.__setattr__(self, "motion", str(Path(self.motion).expanduser().absolute()))
             _ = self.followed
 
     @functools.cached_property
@@ -89,7 +92,7 @@ class G1Motion(SensedRobot):
         """Returns the motion, in steps of the task."""
         model = self.compiled()
         if self.motion:
-            return read_motion(Path(self.motion).expanduser(), model, self.dt)
+            return read_motion(Path(self.motion), model, self.dt)
         rows = exercises(model, self.at_home, self.feet[0])
         return resampled(model, rows, (len(rows) - 1) / 10.0, self.dt)
 

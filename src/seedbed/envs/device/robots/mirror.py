@@ -13,8 +13,6 @@ from seedbed.spaces import PRIVILEGED, Mirror, Reflection, joined
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
-mujoco: Any = importlib.import_module("mujoco")  # a package without types
-
 _VECTOR = Reflection((0, 1, 2), (1, -1, 1))  # across the trunk's, or the world's, xz plane
 _TURNING = Reflection((0, 1, 2), (-1, 1, -1))  # angular velocities
 _FIXED = {
@@ -27,9 +25,25 @@ _FIXED = {
 _NUMBERS = ("ones", "gait_frequency", "gait_kind", "gait_height", "height", "pushed")
 _JOINTS = ("joint_pos", "joint_angles", "joint_vel", "servo_error")
 _NEAR = 0.02  # of the robot's size, within which places are the same
-_BENT = (
-    0.02  # rad or m, by which the posture, and the axes of sensors, may differ from their images
-)
+# rad or m, by which the posture, and the axes of sensors, may differ from their images
+_BENT = 0.02
+_STRONGER = 0.05  # by which servos may differ from their images
+_FRAMED = [
+    getattr(mujoco.mjtSensor, f"mjSENS_{name}")
+    for name in (
+        "ACCELEROMETER",
+        "VELOCIMETER",
+        "GYRO",
+        "FRAMEPOS",
+        "FRAMEQUAT",
+        "FRAMEXAXIS",
+        "FRAMEYAXIS",
+        "FRAMEZAXIS",
+        "FRAMELINVEL",
+        "FRAMEANGVEL",
+        "FRAMELINACC",
+    )
+]
 
 
 class Sides(NamedTuple):
@@ -58,8 +72,8 @@ def mirror_of(task: SensedRobot) -> Mirror | None:
     """Returns the symmetry of a robot and its task; None if the robot or what it sees has none."""
     model = task.compiled()
     sides = sides_of(model, task.at_home, task.feet)
-    measured = {name for sight in task.sights for name in sight.sensors}
-    if sides is None or not task.sights or not all(_straight(model, name) for name in measured):
+    measured = {model.sensor(name).id for sight in task.sights for name in sight.sensors}
+    if sides is None or not task.sights or not _straight(model, task.at_home, measured):
         return None
     parts = [[sides.of(sight) for sight in seen] for seen in (task.sights, task.insights)]
     if None in parts[0] + parts[1]:
@@ -69,17 +83,50 @@ def mirror_of(task: SensedRobot) -> Mirror | None:
     return Mirror({"state": shown} | unseen, sides.servos)
 
 
-def _straight(model: Any, sensor: str) -> bool:
-    """Returns whether the axes of a sensor's site are their own image: turned in the trunk by pitch only."""
-    found = model.sensor(sensor)
-    if found.objtype[0] != mujoco.mjtObj.mjOBJ_SITE:
-        return True
-    turn = np.zeros(9)
-    mujoco.mju_quat2Mat(turn, model.site_quat[found.objid[0]])
-    aside = np.array(_VECTOR.signs)
-    return bool(
-        np.allclose(aside[:, None] * turn.reshape(3, 3) * aside, turn.reshape(3, 3), atol=_BENT)
-    )
+def _straight(model: Any, qpos: np.ndarray, measured: set[int]) -> bool:
+    """Returns whether the frames of sensors are their own images: in the middle, and turned by pitch only.
+
+    These are the sensors that policies see, `measured`, and others of motion and attitude in the middle, as
+    critics may see them.
+    """
+    data = _standing(model, qpos)
+    near = _near(data)
+    frames = {
+        mujoco.mjtObj.mjOBJ_SITE: (data.site_xpos, data.site_xmat),
+        mujoco.mjtObj.mjOBJ_GEOM: (data.geom_xpos, data.geom_xmat),
+        mujoco.mjtObj.mjOBJ_BODY: (data.xipos, data.ximat),
+        mujoco.mjtObj.mjOBJ_XBODY: (data.xpos, data.xmat),
+    }
+    across = np.array(_VECTOR.signs)
+    for sensor in range(model.nsensor):
+        if model.sensor_type[sensor] not in _FRAMED:
+            continue
+        for kind, number in (
+            (model.sensor_objtype[sensor], model.sensor_objid[sensor]),
+            (model.sensor_reftype[sensor], model.sensor_refid[sensor]),
+        ):
+            if number < 0 or kind not in frames:
+                continue
+            place, turn = (part[number] for part in frames[kind])
+            turn, aside = turn.reshape(3, 3), abs(place[1]) > near
+            turned = not np.allclose(across[:, None] * turn * across, turn, atol=_BENT)
+            if (turned and not aside) or (sensor in measured and aside):
+                return False
+    return True
+
+
+def _standing(model: Any, qpos: np.ndarray) -> Any:
+    """Returns the MjData of a posture [nq], with the trunk at the origin and not turned."""
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    data.qpos[:7] = [0, 0, 0, 1, 0, 0, 0]
+    mujoco.mj_kinematics(model, data)
+    return data
+
+
+def _near(data: Any) -> float:
+    """Returns within how many m places of a robot are the same."""
+    return _NEAR * float(np.abs(data.xanchor[1:]).max(initial=0.0))
 
 
 def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
@@ -94,12 +141,8 @@ def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
         qpos: its posture, [nq].
         feet: names of sites, or of bodies.
     """
-    data = mujoco.MjData(model)
-    data.qpos[:] = qpos
-    data.qpos[:7] = [0, 0, 0, 1, 0, 0, 0]
-    mujoco.mj_kinematics(model, data)
-    places, axes = data.xanchor[1:], data.xaxis[1:]
-    near = _NEAR * float(np.abs(places).max(initial=0.0))
+    data = _standing(model, qpos)
+    places, axes, near = data.xanchor[1:], data.xaxis[1:], _near(data)
     hinges = model.jnt_type[1:] == mujoco.mjtJoint.mjJNT_HINGE
     across = np.array(_VECTOR.signs)
     # The axis of a hinge is that of a turning, which a mirror reflects the other way.
@@ -123,8 +166,15 @@ def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
     order = [np.flatnonzero(servos == joints.order[joint]) for joint in servos]
     if any(len(found) != 1 for found in order):
         return None
-    signs = tuple(joints.signs[joint] for joint in servos)
-    return Sides(joints, Reflection(tuple(int(found[0]) for found in order), signs), paired)
+    images = np.array([int(found[0]) for found in order])
+    geared = model.actuator_gear[:, 0] * model.actuator_gear[images, 0]
+    strengths = [model.actuator_gainprm[:, 0], *model.actuator_biasprm[:, 1:3].T]
+    if not all(np.allclose(each, each[images], rtol=_STRONGER) for each in strengths):
+        return None
+    signs = tuple(
+        int(joints.signs[joint] * np.sign(gear)) for joint, gear in zip(servos, geared, strict=True)
+    )
+    return Sides(joints, Reflection(tuple(map(int, images)), signs), paired)
 
 
 def _matched(distances: np.ndarray, signs: np.ndarray) -> Reflection | None:

@@ -44,8 +44,11 @@ class ServoedTask(MujocoTask, abc.ABC):
     """Iterations of the solver of contacts in each step of the physics; 0 is until it has converged."""
     lowest_reward: ClassVar[float] = 0.0
     """The least that a step pays."""
-    action_moves: ClassVar[Literal["posture", "target", "joints"]] = "posture"
-    """What an action moves the servos from: the posture, the target of the step before, or the joints."""
+    action_moves: ClassVar[Literal["posture", "target", "joints", "motion"]] = "posture"
+    """What an action moves the servos from: the posture, the target before, the joints, or a motion's."""
+    motor_hz: ClassVar[float] = 0.0
+    """If not 0, the frequency at which servos would swing with their motors' inertia alone, damped twice
+    critically, in place of the file's gains; targets are then not held within the servos' range."""
     critical_servos: ClassVar[bool] = False
     """Whether servos damp critically, by the inertia of each joint in qpos0, and not as the file says."""
     bounded_targets: ClassVar[bool] = False
@@ -74,7 +77,7 @@ class ServoedTask(MujocoTask, abc.ABC):
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
         require_fields(self)
-        self.require_no_less("noise_level", "kp", "kd", "solver_iterations")
+        self.require_no_less("noise_level", "kp", "kd", "solver_iterations", "action_scale")
 
     def require_no_less(self, *names: str) -> None:
         """Raises SeedbedError if one of these options is less than 0, or not finite."""
@@ -99,7 +102,8 @@ class ServoedTask(MujocoTask, abc.ABC):
     @property
     def edits(self) -> Edits:
         """Returns what the task changes in its file."""
-        return Edits(self.kp, self.kd, self.critical_servos, self.apart, self.tiles)
+        servos = (self.critical_servos, self.apart, self.tiles, self.motor_hz)
+        return Edits(self.kp, self.kd, *servos)
 
     @property
     def delay(self) -> int:

@@ -25,6 +25,7 @@ _FLAT, _FULL = (
 )  # m from the origin: where the ground begins to be uneven, and is so in full
 _FLIGHT = 8  # tiles of stairs that go up and down again
 _FLIGHTS = 3  # until steps have their full height
+_EXACT = 1e-3  # tiles, by which float32 may be off where a ring of stairs begins
 _SURFACE = ("material", "friction", "condim", "priority", "solmix", "solref", "solimp", "margin")
 """What boxes have of the floor."""
 
@@ -75,7 +76,7 @@ class Ground(NamedTuple):
         key = jax.random.fold_in(jax.random.fold_in(self.key, cell[0]), cell[1])
         rough = jnp.clip((away - _FLAT) / (_FULL - _FLAT), 0.0, 1.0)
         random = top * rough * jax.random.uniform(key, (), jnp.float32)
-        ring = jnp.maximum(jnp.floor((away - _FLAT) / size), 0.0)
+        ring = jnp.maximum(jnp.floor((away - _FLAT) / size + _EXACT), 0.0)
         step, flight = jnp.mod(ring, _FLIGHT), jnp.floor(ring / _FLIGHT)
         climbed = jnp.minimum(step, _FLIGHT - step)
         stairs = top * jnp.minimum((flight + 1) / _FLIGHTS, 1.0) * climbed

@@ -1,0 +1,295 @@
+"""The processes of a job that train as one learner: who takes part, and what happens when one is lost.
+
+Each rank is a supervisor without JAX, whose child is a member of the group (`run/group.py`): the same command
+with a variable more. Rank 0's supervisor says who takes part in a round, in a file of the run's folder. When
+a member is gone, all members end; a round of those whose supervisors are left begins, and goes on from the
+last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from seedbed.actors.waiting import StopSignals
+from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError
+from seedbed.files import load_json, write_json
+from seedbed.launch.ranks import Rank
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.folder import CHECKPOINTS, CONFIG
+from seedbed.run.member import Member
+from seedbed.streams.addresses import LOOPBACK, bind_listener, joined_address
+from seedbed.streams.credentials import FOLDER
+from seedbed.types import SeedbedError
+
+_ROUND = "round.json"
+_TICK_S = 0.25
+# Seconds within which the ranks of a job are all there.
+_SETTLE_S = 120.0
+# Seconds without a sign after which another rank is gone, and after which rank 0 is: its machine may be slow.
+_GONE_S, _LEADER_GONE_S = 5.0, 60.0
+# Seconds for a member to end after a signal. Schedulers kill after 30.
+_END_S = 25.0
+_MOST_EARLY = 5
+# Statuses of a leading member after which another round may do better.
+_LOST = (ExitStatus.ALONE, -signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+
+
+class Round(NamedTuple):
+    """What rank 0 says of the round that is now."""
+
+    token: str  # of rank 0's start
+    number: int  # from 1 on
+    ranks: tuple[int, ...]  # that take part, in the order of their members
+    address: str  # where they meet
+
+    @classmethod
+    def read(cls, run: Path) -> Round | None:
+        """Returns it, None if there is none."""
+        try:
+            found = cls(**load_json(run / FOLDER / _ROUND))
+            return found._replace(ranks=tuple(found.ranks))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, run: Path) -> None:
+        """Writes it into a folder that exists."""
+        write_json(run / FOLDER / _ROUND, self._asdict())
+
+
+class Sign(NamedTuple):
+    """What a rank's supervisor says of itself, so that others see that it is there."""
+
+    token: str  # of the start of rank 0 that it follows
+    number: int  # how often it has said so
+    leaves: bool = False  # whether it was told to end
+    died: int = 0  # the signal that has killed its last member, 0 if none has
+
+    @classmethod
+    def read(cls, run: Path, rank: int) -> Sign | None:
+        """Returns that of a rank, None if there is none."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return cls(**load_json(run / FOLDER / f"rank-{rank}.json"))
+        return None
+
+    def write(self, run: Path, rank: int) -> None:
+        """Writes it; a folder that cannot be written now may be later."""
+        with contextlib.suppress(OSError):
+            write_json(run / FOLDER / f"rank-{rank}.json", self._asdict())
+
+
+class Watched:
+    """The other ranks, as their signs tell."""
+
+    def __init__(self, run: Path, token: str) -> None:
+        self._run, self._token = run, token
+        self._seen: dict[int, tuple[Sign, float]] = {}
+
+    def silent_s(self, rank: int) -> float:
+        """Returns the seconds since a rank's last sign; infinity if there was none, or if it leaves."""
+        sign, now_s = Sign.read(self._run, rank), time.monotonic()
+        before = self._seen.get(rank)
+        if sign is not None and sign.token == self._token and (not before or before[0] != sign):
+            # The first one may be old.
+            self._seen[rank] = before = (sign, now_s if before else now_s - _GONE_S / 2)
+        if before is None or before[0].leaves:
+            return float("inf")
+        return now_s - before[1]
+
+
+def interface_of(rank: Rank, named: str | None) -> tuple[str, str]:
+    """Returns the network interface for gradients, which are not encrypted, and its address.
+
+    Raises SeedbedError if none is named and the job has several machines, or if there is no such interface.
+    """
+    found = {
+        name: next((each.address for each in addresses if each.family.name == "AF_INET"), None)
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    usable = {name: address for name, address in found.items() if address}
+    if named is None:
+        if rank.beside < rank.of:
+            raise SeedbedError(
+                f"{rank.of} processes of several machines train as one learner, and gradients travel between "
+                "them unencrypted: name the interface of a network that you trust with --trusted-interface; "
+                f"this machine has {', '.join(usable)}"
+            )
+        return next(item for item in usable.items() if item[1] in LOOPBACK)
+    if named not in usable:
+        raise SeedbedError(
+            f"--trusted-interface {named}: this machine has no such interface with an IPv4 address, but "
+            f"{', '.join(usable)}"
+        )
+    return named, usable[named]
+
+
+class Supervisor:
+    """A rank's supervisor: it starts this command again as a member, and gives signs. For the main thread."""
+
+    def __init__(
+        self, rank: Rank, run: Path, interface: tuple[str, str], tell: Callable[[str], None]
+    ) -> None:
+        """Handles signals from now on: passes the first one on. `interface` is a result of `interface_of`."""
+        self._rank, self._run, self._tell = rank, run, tell
+        self._interface, self._address = interface
+        self._begin("")
+        self._child: subprocess.Popen[bytes] | None = None
+        self.stop = StopSignals()
+        self.stop.call(self._pass_on)
+
+    def _begin(self, token: str) -> None:
+        """Begins to give signs, and to watch those of others, for a start of rank 0."""
+        self._sign, self._watched = Sign(token, 0), Watched(self._run, token)
+        self._since_s = time.monotonic()
+
+    def lead(self, token: str) -> int:
+        """Leads the ranks until the run has ended; returns the exit status of the member that leads.
+
+        `token` is of this start of rank 0.
+        Raises StoppedEarly after a signal that comes before a member has begun, and SeedbedError if rounds
+        bring no checkpoint.
+        """
+        self._begin(token)
+        others = range(1, self._rank.of)
+        self._wait(lambda: self.stop() or len(self._present()) == len(others), _SETTLE_S)
+        number, early, step = 0, 0, step_of(self._run)
+        while not self.stop():
+            number += 1
+            ranks = [0, *self._present()]
+            taken = ranks[: most_that_divide(self._run, len(ranks))] if number > 1 else ranks
+            self._tell_who(taken, ranks, number)
+            with bind_listener(self._address, 0, 0) as free:
+                address = joined_address(self._address, free.getsockname()[1])
+            Round(token, number, tuple(taken), address).write(self._run)
+            self._start(0, len(taken), address)
+            self._wait(self._ended, math.inf)
+            status = self._status()
+            if self.stop() or status not in _LOST:
+                return status if status >= 0 else ExitStatus.GIVEN_UP
+            before, step = step, step_of(self._run)
+            early = 0 if step > before else early + 1
+            if early == _MOST_EARLY:
+                raise SeedbedError(
+                    f"{early} starts in a row have brought no checkpoint: what they said last is above"
+                )
+            # Who is gone is seen by watching.
+            self._present()
+            self._wait(lambda: self.stop() or not self._present(), _GONE_S + 1)
+        raise StoppedEarly
+
+    def follow(self, token: Callable[[], str], ended: Callable[[], bool]) -> None:
+        """Takes part in rank 0's rounds until a signal comes, or `ended` says that the job has.
+
+        `token` tells that of rank 0's start, "" if it has not begun or has ended. Raises TemporaryError if
+        rank 0 is gone.
+        """
+        mine = 0
+        while not (self.stop() or ended()):
+            if (current := token()) not in ("", self._sign.token):
+                self._begin(current)
+            now = Round.read(self._run)
+            if now is not None and now.token == self._sign.token and now.number > mine:
+                self._end(signal.SIGKILL)
+                mine = now.number
+                if self._rank.number in now.ranks:
+                    self._sign = self._sign._replace(died=0)
+                    self._start(now.ranks.index(self._rank.number), len(now.ranks), now.address)
+            if self._child is not None and self._ended():
+                self._sign = self._sign._replace(died=max(0, -self._status()))
+                self._child = None
+            if min(self._watched.silent_s(0), time.monotonic() - self._since_s) > _LEADER_GONE_S:
+                self._end(signal.SIGKILL)
+                raise TemporaryError(
+                    f"rank 0 has given no sign for {_LEADER_GONE_S:.0f} s: it is gone; start the job again"
+                )
+            self._wait(self.stop, _TICK_S)
+        self._sign = self._sign._replace(leaves=True)
+        # The leader saves before this one leaves.
+        self._wait(self._ended, _END_S)
+        self._end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends the member, if there is one."""
+        self._end(signal.SIGKILL)
+
+    def _present(self) -> list[int]:
+        others = range(1, self._rank.of)
+        return [rank for rank in others if self._watched.silent_s(rank) < _GONE_S]
+
+    def _tell_who(self, taken: Sequence[int], there: Sequence[int], number: int) -> None:
+        if number == 1 and len(taken) == self._rank.of:
+            return
+        gone = [rank for rank in range(self._rank.of) if rank not in there]
+        said = [f"rank {rank} is gone" for rank in gone]
+        for rank in there[1:]:
+            sign = Sign.read(self._run, rank)
+            if sign is not None and sign.died not in (0, signal.SIGABRT):
+                said.append(f"the process of rank {rank} was killed by signal {sign.died}")
+        idle = f" ({len(there) - len(taken)} idle: the batch must divide)" * (taken != there)
+        self._tell(
+            f"{'; '.join(said) or 'a process was lost'}: {len(taken)} of {self._rank.of} processes{idle} "
+            f"go on as one learner from step {max(0, step_of(self._run)):,}"
+        )
+
+    def _wait(self, until: Callable[[], bool], timeout_s: float) -> None:
+        """Waits, and gives signs meanwhile."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self._sign = self._sign._replace(number=self._sign.number + 1)
+            self._sign.write(self._run, self._rank.number)
+            if until() or time.monotonic() >= until_s:
+                return
+            time.sleep(_TICK_S)
+
+    def _start(self, number: int, of: int, address: str) -> None:
+        member = Member(number, of, address, self._interface)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "seedbed", *sys.argv[1:]],
+            env=os.environ | member.environment(),
+            # What the terminal sends comes to the supervisor only, which passes it on once.
+            start_new_session=True,
+        )
+        if self.stop():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def _ended(self) -> bool:
+        return self._child is None or self._child.poll() is not None
+
+    def _status(self) -> int:
+        assert self._child is not None, "a member was started"
+        return self._child.wait()
+
+    def _end(self, number: int) -> None:
+        if self._child is not None:
+            self._child.send_signal(number)
+            self._child.wait()
+            self._child = None
+
+
+def step_of(run: Path) -> int:
+    """Returns the step of the run's newest checkpoint, -1 if there is none."""
+    return (list_steps(run / CHECKPOINTS) or [-1])[-1]
+
+
+def most_that_divide(run: Path, there: int) -> int:
+    """Returns how many processes can divide the run's batch, of those that are there."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        config = load_json(run / CONFIG)
+        agent = config["agent"]
+        parts = len(config["fused"]["devices"]) * agent["minibatches"]
+        return next(n for n in range(there, 0, -1) if agent["batch"] % (n * parts) == 0)
+    return there

@@ -1,0 +1,213 @@
+"""Processes that train as one learner (`jax.distributed`): how they find one another, agree and part.
+
+Process 0 leads: it alone has the run's folder, and its commands say what all do next. Commands, and who is to
+leave, pass through JAX's coordination service, where a process that waits still sees its signals. Gradients
+pass through collectives, which are not encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import distributed, xla_bridge
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxlib import _jax  # type: ignore[attr-defined]
+
+from seedbed.exit_status import PeerLost
+from seedbed.run.devices import start_jax
+from seedbed.run.leaves import array_of, like, shape_and_dtype
+from seedbed.run.member import Member
+from seedbed.types import Tree
+
+Command: TypeAlias = Literal["step", "show", "end"]
+"""What the leader commands: an iteration, its whole state, the end."""
+# Seconds without a sign of life after which JAX takes a process for dead, and ends the others.
+_DEAD_S = 20
+# Seconds for the others to come, and for them to compile.
+_JOIN_S = 120
+_COMPILED_S = 1800
+# Seconds for which the leader waits, at the end, until all know it.
+_END_S = 5.0
+# Seconds between two looks at what is not urgent.
+_LOOK_S = 1.0
+# Seconds after which somebody's leave ends the round: who stops a job tells one process after the other.
+_LEAVE_S = 3.0
+_COLLECTIVE = re.compile(r"gloo|nccl|collective|all-reduce", re.IGNORECASE)
+
+
+class Group:
+    """The processes that train as one learner, as one of them sees them. For the thread that trains."""
+
+    joined: ClassVar[Group | None] = None
+    """That of this process; None if it trains alone."""
+
+    def __init__(self, member: Member) -> None:
+        """Joins the others and starts JAX, which must not have started.
+
+        Raises PeerLost if the others do not come within two minutes.
+        """
+        self.member = member
+        self._commands = 0
+        self._looked_s, self._leaving_s = 0.0, float("inf")
+        # SIGTERM is the session's: JAX would take it.
+        jax.config.update("jax_enable_preemption_service", False)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", member.interface)
+        try:
+            jax.distributed.initialize(
+                member.address,
+                member.of,
+                member.number,
+                cluster_detection_method="deactivate",
+                initialization_timeout=_JOIN_S,
+                coordinator_bind_address=member.address,
+                heartbeat_timeout_seconds=_DEAD_S,
+            )
+        except RuntimeError as error:
+            raise PeerLost(
+                f"the {member.of} processes that train as one did not all come in {_JOIN_S} s: {error}"
+            ) from error
+        self._client: Any = distributed.global_state.client
+        # By itself, JAX takes whatever interface the machine's name belongs to.
+        collectives = _jax.make_gloo_tcp_collectives(self._client, interface=member.interface)
+        make = functools.partial(xla_bridge.make_cpu_client, collectives)
+        xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
+        # All have to: each tells the others which devices it has.
+        start_jax()
+        Group.joined = self
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads."""
+        return self.member.number == 0
+
+    def command(self, what: Command) -> None:
+        """Tells all others what to do next. For the leader."""
+        self._client.key_value_set(f"command/{self._commands}", what)
+        # Who is one behind may not have read the last one yet.
+        self._client.key_value_delete(f"command/{self._commands - 2}")
+        self._commands += 1
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[None]:
+        """Ends the work of all others at the end of the block, however that comes. For the leader."""
+        try:
+            yield
+        finally:
+            self.command("end")
+            with contextlib.suppress(PeerLost):
+                self.meet("ended", _END_S)
+
+    def commands(self, look: Callable[[], None]) -> Iterator[Command]:
+        """Yields the leader's commands, but for the end; calls `look` about once a second. For the others.
+
+        Raises PeerLost if the leader is gone.
+        """
+        while True:
+            if time.monotonic() > self._looked_s + _LOOK_S:
+                self._looked_s = time.monotonic()
+                look()
+            key = f"command/{self._commands}"
+            try:
+                what = self._client.blocking_key_value_get(key, int(1000 * _LOOK_S))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" in str(error):
+                    continue
+                raise PeerLost(f"the process that leads is gone ({error})") from error
+            self._commands += 1
+            if what == "end":
+                self.meet("ended", _END_S)
+                return
+            yield what
+
+    def leave(self) -> None:
+        """Asks the leader to save, and to go on without this process. For the others."""
+        self._client.key_value_set(f"leaves/{self.member.number}", "", allow_overwrite=True)
+
+    def require_all(self) -> None:
+        """Raises PeerLost if another process is to leave. For the leader, which is about to go on."""
+        now_s = time.monotonic()
+        if now_s > self._looked_s + _LOOK_S:
+            self._looked_s = now_s
+            if self._client.key_value_dir_get("leaves/"):
+                self._leaving_s = min(self._leaving_s, now_s)
+        if now_s > self._leaving_s + _LEAVE_S:
+            raise PeerLost("a process of this learner is told to leave")
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raises PeerLost, where what is computed with the others fails as they are gone."""
+        try:
+            yield
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            text = str(error).partition("\n")[0]
+            if not _COLLECTIVE.search(text):
+                raise
+            raise PeerLost(f"another process of this learner is gone ({text})") from error
+
+    def meet(self, where: str, timeout_s: float = _COMPILED_S) -> None:
+        """Waits until all are here; each place is met at once. Raises PeerLost if another process is gone.
+
+        Collectives wait for half a minute only, and programs may take longer to compile.
+        """
+        try:
+            self._client.wait_at_barrier(where, round(1000 * timeout_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise PeerLost(f"another process of this learner has not come ({error})") from error
+
+    def spread(self, tree: Tree) -> Tree:
+        """Returns the leader's tree of arrays, bit for bit. Others give its shapes. All call it, once."""
+        leaves, structure = jax.tree.flatten(tree)
+        shapes = [shape_and_dtype(leaf) for leaf in leaves]
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes]
+        packed = np.zeros(sum(sizes), np.uint8)
+        if self.leads:
+            own = [np.asarray(array_of(leaf)).tobytes() for leaf in leaves]
+            packed = np.frombuffer(b"".join(own), np.uint8)
+        self.meet("spread")
+        with self.together():
+            everything = self._sum(packed)
+        parts = np.split(everything, np.cumsum(sizes)[:-1])
+        found = [
+            like(np.frombuffer(part.tobytes(), dtype).reshape(shape), leaf)
+            for part, (shape, dtype), leaf in zip(parts, shapes, leaves, strict=True)
+        ]
+        return structure.unflatten(found)
+
+    def _sum(self, mine: np.ndarray) -> np.ndarray:
+        """Returns the sum of a uint8 array [n] over the processes."""
+        firsts: dict[int, Any] = {}
+        for device in jax.devices():
+            firsts.setdefault(device.process_index, device)
+        mesh = Mesh(np.array(list(firsts.values())), ("process",))
+        rows = NamedSharding(mesh, P("process"))
+        every = jax.make_array_from_process_local_data(rows, mine[None], (len(firsts), *mine.shape))
+        total = jax.jit(lambda x: jnp.sum(x, 0, np.uint8), out_shardings=NamedSharding(mesh, P()))
+        return np.asarray(total(every))
+
+
+def placed(value: Any, sharding: NamedSharding) -> Any:
+    """Returns an array that every process of the sharding has, placed as that says."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    data = np.asarray(array_of(value))
+    return like(jax.make_array_from_callback(data.shape, sharding, data.__getitem__), value)
+
+
+def whole(tree: Tree) -> Tree:
+    """Returns all of a tree whose arrays are divided among processes, on this process. All call it."""
+    divided = [leaf.sharding for leaf in jax.tree.leaves(tree) if not leaf.is_fully_addressable]
+    if not divided:
+        return tree
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(divided[0].mesh, P()))
+    return jax.tree.map(lambda leaf: like(array_of(leaf).addressable_data(0), leaf), gather(tree))

@@ -1,0 +1,253 @@
+"""Processes that train as one learner: they equal one process, and go on without those that are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fused_runs import same, saved
+from seedbed import cli
+from seedbed.exit_status import ExitStatus, PeerLost, status_of
+from seedbed.launch import together
+from seedbed.launch.ranks import Rank
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.member import VARIABLE, Member
+from seedbed.streams.credentials import FOLDER
+from seedbed.types import SeedbedError
+from waiting import wait_for
+
+WORDS = shlex.split(
+    "seedbed.envs.device.classic.cartpole:CartPole --evaluate-episodes 2 --agent.unroll 8 "
+    "--agent.batch 48 --agent.epochs 2 --agent.minibatches 1 --agent.hidden-sizes 8 "
+    "--agent.normalise-observations --log-every-s 0.1"
+)
+LONG, ENDLESS = 200 * 384, 10**9
+
+
+class Job:
+    """The ranks of a job, on this machine."""
+
+    def __init__(self, run: Path, ranks: int, *words: str) -> None:
+        self.run, self.said = run, [run.with_name(f"said-{rank}") for rank in range(ranks)]
+        common = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "seedbed",
+            "train",
+            *words,
+            "--cluster",
+            "ranks",
+            "--run",
+            run,
+        ]
+        self.ranks = [
+            subprocess.Popen(
+                command, env=common | {"RANK": str(rank)}, stdout=to.open("w"), stderr=subprocess.STDOUT
+            )
+            for rank, to in enumerate(self.said)
+        ]  # fmt: skip
+
+    def member(self, rank: int) -> psutil.Process:
+        """Returns the process that trains for a rank, once there is one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            children = psutil.Process(self.ranks[rank].pid).children()
+            with contextlib.suppress(psutil.Error):
+                found[:] = [each for each in children if VARIABLE in each.environ()]
+            return bool(found)
+
+        wait_for(is_there, self.ranks[rank])
+        return found[0]
+
+    def text(self, rank: int = 0) -> str:
+        return self.said[rank].read_text()
+
+    def await_learning(self) -> None:
+        """Waits until the run has learned more than it had when this was called."""
+        before = (
+            len(list_steps(self.run / "checkpoints")) and list_steps(self.run / "checkpoints")[-1]
+        )
+
+        def is_further() -> bool:
+            steps = list_steps(self.run / "checkpoints")
+            return bool(steps) and steps[-1] > before
+
+        wait_for(is_further, self.ranks[0], seconds=200)
+
+    def end(self) -> list[int]:
+        """Waits until all have ended; returns their exit statuses."""
+        with self:
+            return [rank.wait(250) for rank in self.ranks]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run of one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    assert cli.main(["train", *WORDS, "--steps", str(LONG), "--run", str(run)]) == 0
+    return run
+
+
+def agree(run: Path, other: Path) -> None:
+    """Two runs have the same experience, and learned the same to rounding."""
+    (step, carry, metadata), (other_step, expected, other_metadata) = saved(run), saved(other)
+    assert step == other_step
+    assert metadata["transitions"] == other_metadata["transitions"]
+    assert metadata["episodes"] == other_metadata["episodes"]
+    same(carry, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_also_when_one_is_killed(alone, tmp_path):
+    with Job(
+        tmp_path / "run", 2, *WORDS, "--steps", str(LONG), "--checkpoint-every-s", "0.5"
+    ) as job:
+        job.await_learning()
+        job.member(1).kill()
+        assert job.end() == [0, 0], job.text()
+    assert "the process of rank 1 was killed by signal 9: 2 of 2 processes go on" in job.text()
+    assert "training as one learner of 2 processes" in job.text()
+    assert "rank 1 ended: the run has ended" in job.text(1)
+    agree(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_goes_on_with_three_and_with_one(alone, tmp_path):
+    run, often = tmp_path / "run", ("--checkpoint-every-s", "0.5")
+    for ranks in (2, 3):
+        words = [*WORDS, "--steps", str(LONG), *often] if ranks == 2 else ["--resume"]
+        with Job(run, ranks, *words) as job:
+            job.await_learning()
+            job.ranks[0].send_signal(signal.SIGTERM)
+            assert job.end() == [ExitStatus.STOPPED] * ranks, job.text()
+        assert f"training as one learner of {ranks} processes" in job.text()
+        assert "stopped and saved; go on with" in job.text()
+    assert cli.main(["train", "--resume", "--run", str(run)]) == 0
+    agree(run, alone)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_or_told_to_leave_is_done_without(tmp_path):
+    with Job(
+        tmp_path / "run", 3, *WORDS, "--steps", str(ENDLESS), "--checkpoint-every-s", "0.5"
+    ) as job:
+        job.await_learning()
+        trained, begun = job.member(1), time.monotonic()
+        job.ranks[1].kill()
+        wait_for(lambda: "rank 1 is gone: 2 of 3 processes go on" in job.text(), job.ranks[0])
+        assert time.monotonic() - begun < 30
+        assert not trained.is_running()
+        job.await_learning()
+        job.ranks[2].send_signal(signal.SIGTERM)
+        assert job.ranks[2].wait(60) == ExitStatus.STOPPED
+        wait_for(lambda: "rank 2 is gone: 1 of 3 processes" in job.text(), job.ranks[0])
+        # It was waited for: nothing that was learned is lost.
+        told = re.search(r"1 of 3 processes go on as one learner from step ([\d,]+)", job.text())
+        assert told and int(told[1].replace(",", "")) in list_steps(job.run / "checkpoints")
+        job.await_learning()
+        job.ranks[0].send_signal(signal.SIGTERM)
+        assert job.end() == [ExitStatus.STOPPED, -signal.SIGKILL, ExitStatus.STOPPED]
+
+
+@pytest.mark.slow
+def test_the_others_end_with_rank_0(tmp_path, monkeypatch):
+    with Job(
+        tmp_path / "run", 2, *WORDS, "--steps", str(ENDLESS), "--agent.learning-rate", "inf"
+    ) as job:
+        assert job.end() == [ExitStatus.FAILED] * 2
+    assert "learning_rate" in job.text()
+    with Job(tmp_path / "other", 2, *WORDS, "--steps", str(ENDLESS)) as job:
+        job.await_learning()
+        member = job.member(1)
+        job.ranks[0].kill()
+        # Its machine may be slow: a minute without a sign is the end.
+        assert job.ranks[1].wait(100) == ExitStatus.TRY_AGAIN
+        assert "rank 0 has given no sign for 60 s" in job.text(1)
+        assert not member.is_running()
+
+
+RANK = Rank(1, 3, 3, 0.0, "", "")
+
+
+def test_gradients_stay_on_this_machine_unless_an_interface_is_trusted(capsys):
+    name, address = together.interface_of(RANK, None)
+    assert address == "127.0.0.1"
+    assert together.interface_of(RANK._replace(beside=1), name) == (name, address)
+    with pytest.raises(
+        SeedbedError, match="unencrypted: name the interface of a network that you trust"
+    ):
+        together.interface_of(RANK._replace(beside=1), None)
+    with pytest.raises(
+        SeedbedError, match="--trusted-interface eth9: this machine has no such interface"
+    ):
+        together.interface_of(RANK, "eth9")
+    assert cli.main(["train", "ant", "--trusted-interface", "lo"]) == ExitStatus.USAGE
+    assert "is for the processes of a job: name --cluster with it" in capsys.readouterr().err
+
+
+def test_what_makes_a_process_a_member():
+    member = Member(1, 3, "127.0.0.1:4711", "lo")
+    assert Member.of_environment(member.environment()) == member
+    assert Member.of_environment({}) is None
+    with pytest.raises(SeedbedError, match=f"{VARIABLE} is 'x/y': --cluster sets it"):
+        Member.of_environment({VARIABLE: "x/y"})
+    assert status_of(PeerLost("")) == ExitStatus.ALONE
+
+
+def test_a_batch_is_divided_among_as_many_as_divide_it(tmp_path):
+    assert together.most_that_divide(tmp_path, 7) == 7
+    config = {"agent": {"batch": 96, "minibatches": 2}, "fused": {"devices": [0, 1]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert [together.most_that_divide(tmp_path, there) for there in (8, 7, 5, 3, 1)] == [
+        8,
+        6,
+        4,
+        3,
+        1,
+    ]
+
+
+def test_a_rank_is_there_while_its_signs_change(tmp_path, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    (tmp_path / FOLDER).mkdir()
+    watched = together.Watched(tmp_path, "now")
+    assert watched.silent_s(1) == np.inf
+    together.Sign("before", 5).write(tmp_path, 1)
+    assert watched.silent_s(1) == np.inf
+    together.Sign("now", 1).write(tmp_path, 1)
+    first = watched.silent_s(1)
+    now_s[0] += 20
+    assert watched.silent_s(1) == first + 20
+    together.Sign("now", 2).write(tmp_path, 1)
+    assert watched.silent_s(1) == 0
+    together.Sign("now", 3, leaves=True).write(tmp_path, 1)
+    assert watched.silent_s(1) == np.inf
+    (tmp_path / FOLDER / "rank-1.json").write_text("[1")
+    assert watched.silent_s(1) == np.inf
