@@ -50,7 +50,9 @@ class StopSignals:
         self._come = False
         self._then: list[Callable[[], None]] = []
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._take)
+            # As nohup has it.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
 
     def __call__(self) -> bool:
         """Returns whether a signal has come."""

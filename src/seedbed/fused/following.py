@@ -10,6 +10,7 @@ import numpy as np
 from seedbed.fused.program import Program
 from seedbed.run.group import Group, whole
 from seedbed.run.options import FusedConfig
+from seedbed.run.programs import keep_programs
 from seedbed.types import Agent, Environment
 
 
@@ -23,14 +24,15 @@ def follow(
     `settled` returns what is trained, once the leader has written it. `look` is called about once a second,
     between iterations and while the leader evaluates or saves. Raises PeerLost if another process is gone.
     """
-    group.meet("settled")
+    group.meet("settled", look=look)
     env, agent, config = settled()
+    keep_programs()
     program = Program(env, agent, config)
     template = (jax.eval_shape(program.first), np.zeros(program.members, np.int64))
     carry, transitions = group.spread(template)
     carry, done = program.place(carry), transitions.tolist()
     program.compile(carry)
-    group.meet("compiled")
+    group.meet("compiled", look=look)
     for command in group.commands(look):
         with group.together():
             if command == "show":

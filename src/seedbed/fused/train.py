@@ -150,8 +150,9 @@ class FusedRun:
             return False
         group = self.program.group
         if group is not None:
-            group.require_all()
-            group.command("step")
+            with group.together():
+                group.require_all()
+                group.command("step")
         self._intact = False
         with contextlib.nullcontext() if group is None else group.together():
             self.carry, report = self.program.run(self.carry, self.transitions)
@@ -216,8 +217,8 @@ class FusedRun:
         """Returns the carry, with the environments of all processes."""
         if (group := self.program.group) is None:
             return self.carry
-        group.command("show")
         with group.together():
+            group.command("show")
             return whole(self.carry)
 
     def save_beside(self, step: int, settle: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seedbed.actors.waiting import StopSignals, read_runtime
+from seedbed.actors.waiting import StopSignals
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
@@ -79,7 +79,9 @@ class Job(NamedTuple):
         """Writes it; raises SeedbedError if the folder cannot be written."""
         path = run / FOLDER / _JOB
         try:
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            # As a run makes its folder, which others must not be able to write.
+            run.mkdir(0o755, parents=True, exist_ok=True)
+            path.parent.mkdir(0o700, exist_ok=True)
             write_json(path, self._asdict())
         except OSError as error:
             raise SeedbedError(
@@ -146,9 +148,11 @@ def train(
     member = Member.of_environment(os.environ)
     if member is not None and member.number:
         return _follow(member, folder, request.trust)
-    if member is None and rank.of > 1 and _is_on_device(given, folder):
-        interface = together.interface_of(rank, given.interface)
-        return _supervise(rank, folder, interface)
+    if member is None and rank.of > 1:
+        config = _settled(folder)
+        if "fused" in config:
+            interface = together.interface_of(rank, given.interface)
+            return _supervise(rank, folder, interface, together.parts_of(config))
     if rank.number:
         # The same command has been given to all ranks.
         file = request.file and read_config(request.file, request.trust)
@@ -169,26 +173,26 @@ def train(
     return coordinate(rank, folder, begin, say)
 
 
-def _is_on_device(given: TrainArguments, run: Path) -> bool:
-    """Returns whether the run's environments are on the device, where all ranks train as one learner.
+def _settled(run: Path) -> dict[str, Any]:
+    """Returns the configuration of a run, or what this command line asks for, as JSON.
 
-    Raises SeedbedError if a child that settles what is asked for refuses it; JAX must not start here.
+    A child settles it, as JAX must not start here. Raises SystemExit if the child refuses it.
     """
-    if (run / CONFIG).exists():
-        found = read_runtime(run)
-        return not isinstance(found, str) and found[0] == "fused"
+    with contextlib.suppress(OSError, ValueError):
+        return dict(load_json(run / CONFIG))
     words = [word for word in sys.argv[2:] if word != "--resume"]
     child = subprocess.run(
         [sys.executable, "-m", "seedbed", "config", *words, "--json"],
         stdout=subprocess.PIPE,
+        env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         check=False,
     )
     if child.returncode:
         raise SystemExit(child.returncode)  # it has said why
-    return "fused" in json.loads(child.stdout)
+    return dict(json.loads(child.stdout))
 
 
-def _supervise(rank: Rank, run: Path, interface: tuple[str, str]) -> int:
+def _supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: together.Parts) -> int:
     """Starts this rank's member again and again, until the run ends; returns the exit status."""
     if rank.number:
         ended, former = list[Job](), Job.read(run)
@@ -207,8 +211,12 @@ def _supervise(rank: Rank, run: Path, interface: tuple[str, str]) -> int:
     def lead(resume: bool) -> tuple[int, dict[str, Any]]:
         del resume  # a member sees by itself whether there is a run
         job = Job.read(run)
+        if job is None:
+            raise SeedbedError(
+                f"{printable(run / FOLDER / _JOB)} has been removed: start the job again"
+            )
         with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
-            status = supervisor.lead(job.token if job else "")
+            status = supervisor.lead(job.token, parts)
         return status, {"env_steps": together.step_of(run)}
 
     return coordinate(rank, run, lead, say)
@@ -218,7 +226,7 @@ def _lead(member: Member, run: Path, begin: Callable[[bool], tuple[int, dict[str
     """Trains as the member that leads the others; returns the exit status."""
     from seedbed.run.group import Group
 
-    end_with(os.getppid())
+    end_with(member.parent)
     Group(member)
     return begin((run / CONFIG).exists())[0]
 
@@ -228,7 +236,7 @@ def _follow(member: Member, run: Path, trusted: bool) -> int:
     from seedbed.fused.following import follow
     from seedbed.run.group import Group
 
-    end_with(os.getppid())
+    end_with(member.parent)
     with stopping_signals(lambda text: None) as interruption:
         group = Group(member)
 

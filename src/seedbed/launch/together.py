@@ -9,6 +9,7 @@ last checkpoint.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import signal
@@ -17,16 +18,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import psutil
 
+from seedbed import strict_json
 from seedbed.actors.waiting import StopSignals
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.launch.ranks import Rank
+from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import CHECKPOINTS, CONFIG
+from seedbed.run.folder import CHECKPOINTS
 from seedbed.run.member import Member
 from seedbed.streams.addresses import LOOPBACK, bind_listener, joined_address
 from seedbed.streams.credentials import FOLDER
@@ -36,8 +39,11 @@ _ROUND = "round.json"
 _TICK_S = 0.25
 # Seconds within which the ranks of a job are all there.
 _SETTLE_S = 120.0
+_SIGN_S = 1.0
 # Seconds without a sign after which another rank is gone, and after which rank 0 is: its machine may be slow.
-_GONE_S, _LEADER_GONE_S = 5.0, 60.0
+_GONE_S, _LEADER_GONE_S = 15.0, 60.0
+# Seconds for which the others wait for rank 0 to begin.
+_BEGIN_S = 300.0
 # Seconds for a member to end after a signal. Schedulers kill after 30.
 _END_S = 25.0
 _MOST_EARLY = 5
@@ -83,28 +89,50 @@ class Sign(NamedTuple):
         return None
 
     def write(self, run: Path, rank: int) -> None:
-        """Writes it; a folder that cannot be written now may be later."""
+        """Writes it, and does not wait for the disk; a folder that cannot be written now may be later."""
+        path = run / FOLDER / f"rank-{rank}.json"
         with contextlib.suppress(OSError):
-            write_json(run / FOLDER / f"rank-{rank}.json", self._asdict())
+            temporary = path.with_suffix(".new")
+            temporary.write_text(strict_json.dumps(self._asdict()))
+            temporary.replace(path)
 
 
 class Watched:
-    """The other ranks, as their signs tell."""
+    """The other ranks, as their signs tell: one is there while its sign moves, which may be an old one."""
 
     def __init__(self, run: Path, token: str) -> None:
         self._run, self._token = run, token
-        self._seen: dict[int, tuple[Sign, float]] = {}
+        self._signs: dict[int, Sign] = {}
+        self._moved_s: dict[int, float] = {}
 
-    def silent_s(self, rank: int) -> float:
-        """Returns the seconds since a rank's last sign; infinity if there was none, or if it leaves."""
-        sign, now_s = Sign.read(self._run, rank), time.monotonic()
-        before = self._seen.get(rank)
-        if sign is not None and sign.token == self._token and (not before or before[0] != sign):
-            # The first one may be old.
-            self._seen[rank] = before = (sign, now_s if before else now_s - _GONE_S / 2)
-        if before is None or before[0].leaves:
-            return float("inf")
-        return now_s - before[1]
+    def moved_s(self, rank: int) -> float:
+        """Returns when a rank's sign was last seen to move; minus infinity if never, or if it leaves."""
+        sign, before = Sign.read(self._run, rank), self._signs.get(rank)
+        if sign is not None and sign.token == self._token and sign != before:
+            self._signs[rank] = sign
+            if before is not None:
+                self._moved_s[rank] = time.monotonic()
+        leaves = rank in self._signs and self._signs[rank].leaves
+        return -math.inf if leaves else self._moved_s.get(rank, -math.inf)
+
+
+class Parts(NamedTuple):
+    """What has to divide a batch."""
+
+    batch: int
+    others: int  # devices of a process x minibatches
+
+    def most(self, there: int) -> int:
+        """Returns how many of the processes that are there can divide the batch."""
+        fitting = (n for n in range(there, 0, -1) if self.batch % (n * self.others) == 0)
+        return next(fitting, there)
+
+
+def parts_of(config: dict[str, Any]) -> Parts:
+    """Returns what has to divide the batch of a run, of its configuration as JSON."""
+    agent = config.get("agent", {})
+    devices = len(config["fused"].get("devices", [0]))
+    return Parts(int(agent.get("batch", 0)), devices * int(agent.get("minibatches", 1)))
 
 
 def interface_of(rank: Rank, named: str | None) -> tuple[str, str]:
@@ -142,6 +170,8 @@ class Supervisor:
         """Handles signals from now on: passes the first one on. `interface` is a result of `interface_of`."""
         self._rank, self._run, self._tell = rank, run, tell
         self._interface, self._address = interface
+        self._signed_s = -math.inf
+        self._lock = _only(run, rank.number)
         self._begin("")
         self._child: subprocess.Popen[bytes] | None = None
         self.stop = StopSignals()
@@ -152,12 +182,11 @@ class Supervisor:
         self._sign, self._watched = Sign(token, 0), Watched(self._run, token)
         self._since_s = time.monotonic()
 
-    def lead(self, token: str) -> int:
+    def lead(self, token: str, parts: Parts) -> int:
         """Leads the ranks until the run has ended; returns the exit status of the member that leads.
 
-        `token` is of this start of rank 0.
-        Raises StoppedEarly after a signal that comes before a member has begun, and SeedbedError if rounds
-        bring no checkpoint.
+        `token` is of this start of rank 0. Raises StoppedEarly after a signal that the member has not obeyed
+        itself, and SeedbedError if rounds bring no checkpoint.
         """
         self._begin(token)
         others = range(1, self._rank.of)
@@ -166,7 +195,7 @@ class Supervisor:
         while not self.stop():
             number += 1
             ranks = [0, *self._present()]
-            taken = ranks[: most_that_divide(self._run, len(ranks))] if number > 1 else ranks
+            taken = ranks if len(ranks) == self._rank.of else ranks[: parts.most(len(ranks))]
             self._tell_who(taken, ranks, number)
             with bind_listener(self._address, 0, 0) as free:
                 address = joined_address(self._address, free.getsockname()[1])
@@ -174,7 +203,10 @@ class Supervisor:
             self._start(0, len(taken), address)
             self._wait(self._ended, math.inf)
             status = self._status()
-            if self.stop() or status not in _LOST:
+            if status not in _LOST:
+                # A signal came before the member could obey it.
+                if self.stop() and status < 0:
+                    break
                 return status if status >= 0 else ExitStatus.GIVEN_UP
             before, step = step, step_of(self._run)
             early = 0 if step > before else early + 1
@@ -182,9 +214,7 @@ class Supervisor:
                 raise SeedbedError(
                     f"{early} starts in a row have brought no checkpoint: what they said last is above"
                 )
-            # Who is gone is seen by watching.
-            self._present()
-            self._wait(lambda: self.stop() or not self._present(), _GONE_S + 1)
+            self._await_signs(taken[1:])
         raise StoppedEarly
 
     def follow(self, token: Callable[[], str], ended: Callable[[], bool]) -> None:
@@ -196,8 +226,11 @@ class Supervisor:
         mine = 0
         while not (self.stop() or ended()):
             if (current := token()) not in ("", self._sign.token):
+                self._end(signal.SIGKILL)
                 self._begin(current)
-            now = Round.read(self._run)
+                mine = 0
+            leader_s = self._watched.moved_s(0)
+            now = Round.read(self._run) if leader_s > -math.inf else None
             if now is not None and now.token == self._sign.token and now.number > mine:
                 self._end(signal.SIGKILL)
                 mine = now.number
@@ -207,24 +240,48 @@ class Supervisor:
             if self._child is not None and self._ended():
                 self._sign = self._sign._replace(died=max(0, -self._status()))
                 self._child = None
-            if min(self._watched.silent_s(0), time.monotonic() - self._since_s) > _LEADER_GONE_S:
-                self._end(signal.SIGKILL)
-                raise TemporaryError(
-                    f"rank 0 has given no sign for {_LEADER_GONE_S:.0f} s: it is gone; start the job again"
-                )
+            self._require_leader(leader_s)
             self._wait(self.stop, _TICK_S)
-        self._sign = self._sign._replace(leaves=True)
+        self._sign, self._signed_s = self._sign._replace(leaves=True), -math.inf
         # The leader saves before this one leaves.
         self._wait(self._ended, _END_S)
         self._end(signal.SIGKILL)
 
+    def _require_leader(self, moved_s: float) -> None:
+        """Raises TemporaryError if rank 0 has not come, or is gone; ends the member then."""
+        now_s = time.monotonic()
+        limit_s, since_s = (
+            (_BEGIN_S, self._since_s) if moved_s == -math.inf else (_LEADER_GONE_S, moved_s)
+        )
+        if now_s - since_s > limit_s:
+            self._end(signal.SIGKILL)
+            raise TemporaryError(
+                f"rank 0 has given no sign for {limit_s:.0f} s: it is gone; start the job again"
+            )
+
     def close(self) -> None:
         """Ends the member, if there is one."""
         self._end(signal.SIGKILL)
+        if self._lock is not None:
+            self._lock.close()
 
     def _present(self) -> list[int]:
-        others = range(1, self._rank.of)
-        return [rank for rank in others if self._watched.silent_s(rank) < _GONE_S]
+        others, now_s = range(1, self._rank.of), time.monotonic()
+        return [rank for rank in others if now_s - self._watched.moved_s(rank) < _GONE_S]
+
+    def _await_signs(self, ranks: Sequence[int]) -> None:
+        """Waits until all of these ranks have given a sign, or those that have not are gone."""
+
+        def moved_s() -> float:
+            return min([self._watched.moved_s(rank) for rank in ranks], default=math.inf)
+
+        moved_s()  # signs of before the loss are read now
+        since_s = time.monotonic()
+
+        def are_there() -> bool:
+            return self.stop() or moved_s() > since_s
+
+        self._wait(are_there, _GONE_S)
 
     def _tell_who(self, taken: Sequence[int], there: Sequence[int], number: int) -> None:
         if number == 1 and len(taken) == self._rank.of:
@@ -245,14 +302,16 @@ class Supervisor:
         """Waits, and gives signs meanwhile."""
         until_s = time.monotonic() + timeout_s
         while True:
-            self._sign = self._sign._replace(number=self._sign.number + 1)
-            self._sign.write(self._run, self._rank.number)
+            if time.monotonic() > self._signed_s + _SIGN_S:
+                self._signed_s = time.monotonic()
+                self._sign = self._sign._replace(number=self._sign.number + 1)
+                self._sign.write(self._run, self._rank.number)
             if until() or time.monotonic() >= until_s:
                 return
             time.sleep(_TICK_S)
 
     def _start(self, number: int, of: int, address: str) -> None:
-        member = Member(number, of, address, self._interface)
+        member = Member(number, of, address, self._interface, os.getpid())
         self._child = subprocess.Popen(
             [sys.executable, "-m", "seedbed", *sys.argv[1:]],
             env=os.environ | member.environment(),
@@ -285,11 +344,21 @@ def step_of(run: Path) -> int:
     return (list_steps(run / CHECKPOINTS) or [-1])[-1]
 
 
-def most_that_divide(run: Path, there: int) -> int:
-    """Returns how many processes can divide the run's batch, of those that are there."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        config = load_json(run / CONFIG)
-        agent = config["agent"]
-        parts = len(config["fused"]["devices"]) * agent["minibatches"]
-        return next(n for n in range(there, 0, -1) if agent["batch"] % (n * parts) == 0)
-    return there
+def _only(run: Path, rank: int) -> TextIO | None:
+    """Returns what this process holds as the only supervisor of a rank; None where there are no locks.
+
+    Raises TemporaryError if there is another one: that of an earlier start lives for a minute without rank 0.
+    """
+    try:
+        run.mkdir(0o755, parents=True, exist_ok=True)
+        (run / FOLDER).mkdir(0o700, exist_ok=True)
+        file = (run / FOLDER / f"rank-{rank}.lock").open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except BlockingIOError:
+        raise TemporaryError(
+            f"another process is rank {rank} of {printable(run)}, of an earlier start of the job: wait "
+            "until it has ended, or stop it"
+        ) from None
+    except OSError:
+        return None

@@ -43,7 +43,7 @@ _END_S = 5.0
 _LOOK_S = 1.0
 # Seconds after which somebody's leave ends the round: who stops a job tells one process after the other.
 _LEAVE_S = 3.0
-_COLLECTIVE = re.compile(r"gloo|nccl|collective|all-reduce", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"gloo|nccl|collective|all-reduce|coordination|unavailable", re.IGNORECASE)
 
 
 class Group:
@@ -62,7 +62,7 @@ class Group:
         self._looked_s, self._leaving_s = 0.0, float("inf")
         # SIGTERM is the session's: JAX would take it.
         jax.config.update("jax_enable_preemption_service", False)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", member.interface)
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={member.interface}"  # else it is a prefix of names
         try:
             jax.distributed.initialize(
                 member.address,
@@ -104,8 +104,9 @@ class Group:
         try:
             yield
         finally:
-            self.command("end")
-            with contextlib.suppress(PeerLost):
+            # Others may be gone, which is no failure of what was done here.
+            with contextlib.suppress(PeerLost, jax.errors.JaxRuntimeError):
+                self.command("end")
                 self.meet("ended", _END_S)
 
     def commands(self, look: Callable[[], None]) -> Iterator[Command]:
@@ -117,13 +118,9 @@ class Group:
             if time.monotonic() > self._looked_s + _LOOK_S:
                 self._looked_s = time.monotonic()
                 look()
-            key = f"command/{self._commands}"
-            try:
-                what = self._client.blocking_key_value_get(key, int(1000 * _LOOK_S))
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" in str(error):
-                    continue
-                raise PeerLost(f"the process that leads is gone ({error})") from error
+            what: Any = self._read(f"command/{self._commands}")
+            if what is None:
+                continue
             self._commands += 1
             if what == "end":
                 self.meet("ended", _END_S)
@@ -155,15 +152,30 @@ class Group:
                 raise
             raise PeerLost(f"another process of this learner is gone ({text})") from error
 
-    def meet(self, where: str, timeout_s: float = _COMPILED_S) -> None:
-        """Waits until all are here; each place is met at once. Raises PeerLost if another process is gone.
+    def meet(
+        self, where: str, timeout_s: float = _COMPILED_S, look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Waits until all are here; each place is met at once. Calls `look` about once a second.
 
-        Collectives wait for half a minute only, and programs may take longer to compile.
+        Collectives wait for half a minute only, and programs may take longer to compile. Signals are seen
+        meanwhile, as they are not in a barrier of JAX's. Raises PeerLost if others do not come.
         """
+        until_s = time.monotonic() + timeout_s
+        self._client.key_value_set(f"{where}/{self.member.number}", "")
+        for number in range(self.member.of):
+            while self._read(f"{where}/{number}") is None:
+                look()
+                if time.monotonic() > until_s:
+                    raise PeerLost(f"process {number} of this learner has not come ({where})")
+
+    def _read(self, key: str) -> str | None:
+        """Returns a key's value, None if it is not set within a second; raises PeerLost if none can tell."""
         try:
-            self._client.wait_at_barrier(where, round(1000 * timeout_s))
+            return str(self._client.blocking_key_value_get(key, round(1000 * _LOOK_S)))
         except jax.errors.JaxRuntimeError as error:
-            raise PeerLost(f"another process of this learner has not come ({error})") from error
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise PeerLost(f"the process that leads is gone ({error})") from error
 
     def spread(self, tree: Tree) -> Tree:
         """Returns the leader's tree of arrays, bit for bit. Others give its shapes. All call it, once."""
@@ -209,5 +221,11 @@ def whole(tree: Tree) -> Tree:
     divided = [leaf.sharding for leaf in jax.tree.leaves(tree) if not leaf.is_fully_addressable]
     if not divided:
         return tree
-    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(divided[0].mesh, P()))
-    return jax.tree.map(lambda leaf: like(array_of(leaf).addressable_data(0), leaf), gather(tree))
+    gathered = jax.block_until_ready(_gather(divided[0].mesh)(tree))
+    return jax.tree.map(lambda leaf: like(array_of(leaf).addressable_data(0), leaf), gathered)
+
+
+@functools.cache
+def _gather(mesh: Mesh) -> Callable[[Tree], Tree]:
+    """Returns a function that gives all processes all of a tree; it is compiled once."""
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))

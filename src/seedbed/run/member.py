@@ -18,6 +18,7 @@ class Member(NamedTuple):
     of: int
     address: str  # HOST:PORT of JAX's coordination service, which the leader runs
     interface: str  # the network interface of collectives, such as lo
+    parent: int  # the process without which this one must not live
 
     def environment(self) -> dict[str, str]:
         """Returns the variable that makes a process this member."""
@@ -30,8 +31,8 @@ class Member(NamedTuple):
         if text is None:
             return None
         try:
-            number, of, address, interface = text.split("/")
-            return cls(int(number), int(of), address, interface)
+            number, of, address, interface, parent = text.split("/")
+            return cls(int(number), int(of), address, interface, int(parent))
         except ValueError:
             raise SeedbedError(
                 f"{VARIABLE} is {text!r}: --cluster sets it for processes of its own; unset it"
