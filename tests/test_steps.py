@@ -135,7 +135,9 @@ def test_metrics_are_of_the_last_updates_that_were_made():
     reports = iter([report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])])
     carry = SimpleNamespace(learner=SimpleNamespace(updates=np.zeros(2, np.int32)))
     program = SimpleNamespace(
-        run=lambda carry, done: (carry, next(reports)), config=SimpleNamespace(steps=100)
+        run=lambda carry, done: (carry, next(reports)),
+        config=SimpleNamespace(steps=100),
+        group=None,
     )
     episodes = [RecentEpisodes(), RecentEpisodes()]
     run = FusedRun(program, carry, [0, 0], episodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -60,8 +61,13 @@ class Job:
             "RANK": str(rank),
         }
         with self.said[-1 if rank >= len(self.said) else rank].open("w") as said:
+            # Whoever kills the tests leaves no run behind.
             return subprocess.Popen(
-                self._command, env=environment, stdout=said, stderr=subprocess.STDOUT
+                self._command,
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
             )
 
     def member(self, rank: int) -> psutil.Process:
