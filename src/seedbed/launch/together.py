@@ -52,7 +52,7 @@ _LOST = (ExitStatus.ALONE, -signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV, -s
 
 
 class Round(NamedTuple):
-    """What rank 0 says of the round that is now."""
+    """The round that is now: which ranks take part, and where they meet. Rank 0 writes it."""
 
     token: str  # of rank 0's start
     number: int  # from 1 on
@@ -74,7 +74,7 @@ class Round(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """What a rank's supervisor says of itself, so that others see that it is there."""
+    """A sign of life of a rank's supervisor, which it renews every second."""
 
     token: str  # of the start of rank 0 that it follows
     number: int  # how often it has said so
@@ -117,7 +117,7 @@ class Watched:
 
 
 class Parts(NamedTuple):
-    """What has to divide a batch."""
+    """The sizes by which a batch is divided among processes."""
 
     batch: int
     others: int  # devices of a process x minibatches
@@ -129,7 +129,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(config: dict[str, Any]) -> Parts:
-    """Returns what has to divide the batch of a run, of its configuration as JSON."""
+    """Returns the sizes for a run's batch, of its configuration as JSON."""
     agent = config.get("agent", {})
     devices = len(config["fused"].get("devices", [0]))
     return Parts(int(agent.get("batch", 0)), devices * int(agent.get("minibatches", 1)))

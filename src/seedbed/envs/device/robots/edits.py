@@ -19,7 +19,7 @@ mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 
 class Edits(NamedTuple):
-    """What a task changes in its file."""
+    """The changes that a task makes to the model in its file."""
 
     kp: float  # N m/rad, of the servos; 0 is the file's
     kd: float  # N m s/rad, of the joints; 0 is the file's
