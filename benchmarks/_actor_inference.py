@@ -38,8 +38,9 @@ from _reports import answer_questions, carried
 from seedbed.actors.slots import SlotLayout
 from seedbed.actors.wire import Kind, StepCodec
 from seedbed.central.inference import Inference, act_output
-from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
+from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.central.updater import LocalUpdater
 from seedbed.config import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.run.measures import Stopwatch

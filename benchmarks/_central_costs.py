@@ -23,10 +23,12 @@ import numpy as np
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
+from seedbed.central.experience import Share
 from seedbed.central.inference import ActOutput, Inference, act_output
-from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
+from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.central.updater import LocalUpdater
 from seedbed.config.saved import saved_config
 from seedbed.envs.host.contract import HostEnv, is_on_device
 from seedbed.replay.host.layout import CHUNK
@@ -254,7 +256,8 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
             again = RepeatedSource(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)
-        feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder), 0)
+        share = Share.of(agent, central, RunFolder(folder), 0)
+        feed = ReplayFeed(agent, pool, env.frame_stack, share)
         _, output = actor.act(pool.num_groups)
         filled = fill(feed, pool, played, output, agent.experience.batch)
         again = RepeatedSource(drawn(feed))

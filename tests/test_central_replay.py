@@ -18,6 +18,7 @@ from central_runs import View, counting_env, train
 from checkpoint_files import stopped
 from counting_agent import CountingReplayAgent, check_item
 from saved import curve, lines
+from seedbed.central.experience import Share
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -226,7 +227,7 @@ def empty_feed(run_folder, transfer=None, **options):
     spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
     pool = types.SimpleNamespace(spec=spec, num_groups=1, group_size=2)
     agent = bind(CountingReplayAgent(**options), spec)
-    return ReplayFeed(agent, pool, 1, CentralConfig(), run, 0, transfer)
+    return ReplayFeed(agent, pool, 1, Share.of(agent, CentralConfig(), run, 0), transfer)
 
 
 def feed(run_folder, priorities, transfer=None, **options):

@@ -25,8 +25,9 @@ from seedbed.actors.process import Launcher
 from seedbed.agents.impala import Impala
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.inference import Inference, act_output
-from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
+from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.central.updater import LocalUpdater
 from seedbed.config import presets
 from seedbed.fused.program import Program
 from seedbed.fused.rollout import iterate, moves

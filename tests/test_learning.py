@@ -15,7 +15,8 @@ from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.central.gate import Gate
-from seedbed.central.learning import Learner, LocalUpdater
+from seedbed.central.learning import Learner
+from seedbed.central.updater import LocalUpdater
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import learn
 from seedbed.types import (

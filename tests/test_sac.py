@@ -122,12 +122,18 @@ def critic_of(critics, i, observation, unit):
     return layers(weights, jnp.concatenate([observation, unit], -1), "ValueHead_0")[:, 0]
 
 
+def noise_of(key, items, size):
+    """Normal numbers [items, size], each item's from a key of its own."""
+    keys = [jax.random.fold_in(key, number) for number in range(items)]
+    return jnp.stack([jax.random.normal(each, (1, size))[0] for each in keys])
+
+
 @jax.jit
 def draw_of(policy, observation, key):
     """Actions [B, A] between -1 and 1 and their log-densities [B], from densities as defined."""
     mean, log_scale = jnp.split(layers(policy["params"], observation, "PolicyHead_0"), 2, -1)
     scale = jnp.exp(log_scale)
-    x = mean + scale * jax.random.normal(key, mean.shape)
+    x = mean + scale * noise_of(key, *mean.shape)
     log_prob = jax.scipy.stats.norm.logpdf(x, mean, scale) - jnp.log(1 - jnp.tanh(x) ** 2)
     return jnp.tanh(x), log_prob.sum(-1)
 
@@ -325,7 +331,7 @@ def test_log_densities_are_right_where_the_tanh_is_flat(mean):
         return agent._sample(policy, jnp.ones((1, 5, 4)), KEY)[1]
 
     found, back = jax.vjp(log_densities, policy)
-    noise = np.asarray(jax.random.normal(KEY, (5, 3)), np.float64)
+    noise = np.asarray(noise_of(KEY, 5, 3), np.float64)
     x = mean + np.exp(-1.0) * noise
     log_slope = 2 * (np.log(2) - np.abs(x) - np.log1p(np.exp(-2 * np.abs(x))))
     expected = (-0.5 * noise**2 + 1.0 - 0.5 * np.log(2 * np.pi) - log_slope).sum(-1)

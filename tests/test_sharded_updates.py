@@ -20,7 +20,8 @@ from recorded import SPEC as RECORDED
 from recorded import record
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
-from seedbed.central.learning import Learner, LocalUpdater
+from seedbed.central.learning import Learner
+from seedbed.central.updater import LocalUpdater
 from seedbed.paramserver.beginning import write_saves
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import SAVE, Address, Directory

@@ -28,6 +28,7 @@ from stopping import (
 )
 
 from gorila_runs import AGENT, items_of, require_no_gaps, saved_items
+from seedbed.central.experience import Share
 from seedbed.central.replaying import ReplayFeed
 from seedbed.exit_status import ExitStatus
 from seedbed.paramserver.job import Job
@@ -47,7 +48,8 @@ def central_items(run: Path, step: int) -> list[tuple[int, int, int]]:
     copy = shutil.copytree(run, run.with_name("copy"))
     spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
     pool: Any = types.SimpleNamespace(spec=spec, num_groups=4, group_size=2)
-    feed = ReplayFeed(bind(AGENT, spec), pool, 1, CentralConfig(), RunFolder(copy), 0, None)
+    share = Share.of(AGENT, CentralConfig(), RunFolder(copy), 0)
+    feed = ReplayFeed(bind(AGENT, spec), pool, 1, share)
     assert feed.restore(step).startswith("replay goes on")
     return items_of(feed.replay)
 

@@ -28,6 +28,7 @@ from seedbed.ops.distributions import (
     require_bounded,
     squash,
 )
+from seedbed.ops.keys import normal_rows
 from seedbed.ops.noise import NoiseName, initial_noise, next_noise
 from seedbed.types import (
     ActorState,
@@ -252,12 +253,11 @@ class Sac(OffPolicyAgent):
     def _sample(self, policy: Tree, inputs: Array, key: Array) -> tuple[Array, Array]:
         """Draws actions `[T, B, A]` scaled to bounds of -1 and 1; returns them and log-densities `[T, B]`.
 
-        Both are computed from the noise, so they have gradients, and the tanh is never inverted. Consumes
-        the key.
+        Both are computed from the noise, so they have gradients. Consumes the key.
         """
         shown = self._policy_part(inputs).reshape(inputs.shape[0] * inputs.shape[1], -1)
         mean, scale = self._normal(policy, shown)
-        noise = jax.random.normal(key, mean.shape)
+        noise = normal_rows(key, *inputs.shape[:2], mean.shape[-1]).reshape(mean.shape)
         draw = mean + scale * noise
         normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
         rows, slope = inputs.shape[:-1], log_slope(self._box(), draw)

@@ -14,7 +14,7 @@ import numpy as np
 
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.slots import Slot
-from seedbed.central.experience import Sink
+from seedbed.central.experience import Place, Sink
 from seedbed.central.gate import Gate
 from seedbed.central.inference import ActOutput, Inference
 from seedbed.run.measures import EpisodeStatistics
@@ -22,6 +22,7 @@ from seedbed.types import Timestep
 
 # Seconds between two looks at the pool and at calls that are under way, while there is nothing to do.
 _NAP_S = 1e-4
+_ALONE = Place()
 
 
 @dataclasses.dataclass
@@ -167,12 +168,13 @@ class InferenceLoop:
         sink: Sink,
         episodes: EpisodeStatistics,
         gate: Gate | None = None,
+        place: Place = _ALONE,
     ) -> None:
         """Divides the pool's groups among the devices in order; the pool must know its spec.
 
         `gate` is that of the devices that learn, too. `episodes` is written by the inference thread.
         """
-        self._pool, self._sink, self._gate = pool, sink, gate
+        self._pool, self._sink, self._gate, self._place = pool, sink, gate, place
         self.episodes = episodes
         self.counters = InferenceCounters()
         self._shards: list[Shard] = []
@@ -279,9 +281,11 @@ class InferenceLoop:
         if not members:
             return
         places = np.zeros(self._pool.num_groups, np.int64)
-        places[list(members)] = np.arange(len(members))
+        # The others have as many.
+        before, everywhere = self._place.number * len(members), self._place.of * len(members)
+        places[list(members)] = np.arange(before, before + len(members))
         for shard in self._shards:
-            shard.inference.seat(places[shard.groups.start : shard.groups.stop], len(members))
+            shard.inference.seat(places[shard.groups.start : shard.groups.stop], everywhere)
 
     def _shares(self, shard: Shard) -> bool:
         return self._gate is not None and shard.inference.device in self._gate.devices

@@ -2,14 +2,85 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from seedbed.central.inference import ActOutput
+from seedbed.ops.keys import derived_seed
+from seedbed.run.folder import RunFolder
+from seedbed.run.group import Group
 from seedbed.run.measures import Stopwatch
+from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import Timestep, Tree
+from seedbed.types import Agent, OnPolicy, Replay, Timestep, Tree
+
+
+class Place(NamedTuple):
+    """A process's place among those that train as one learner, each with actors and experience of its own."""
+
+    number: int = 0
+    of: int = 1
+
+    @classmethod
+    def here(cls) -> Place:
+        """Returns that of this process."""
+        group = Group.joined
+        return cls() if group is None else cls(group.member.number, group.member.of)
+
+    def part(self, count: int) -> int:
+        """Returns this process's part of a count; the parts of all add up to it."""
+        return count // self.of + (self.number < count % self.of)
+
+    def seed(self, seed: int) -> int:
+        """Returns a seed that no other process has; that of the first is `seed`."""
+        return derived_seed(seed, self.number) if self.number else seed
+
+
+class Share(NamedTuple):
+    """What a process has of a run's experience, and where it keeps it."""
+
+    experience: OnPolicy | Replay  # its part of the agent's
+    env_steps: int  # transitions that count already
+    steps: int  # transitions for which it trains
+    seed: int
+    replay: Path | None  # the folder of the replay, None if that is not saved
+    checkpoints: Path
+
+    @classmethod
+    def of(cls, agent: Agent, config: CentralConfig, run: RunFolder, env_steps: int) -> Share:
+        """Returns this process's share in a run of which `env_steps` transitions count already.
+
+        Transitions of unrolls count when all have learned from them, and those of a replay are its own.
+        """
+        whole, learners, place = agent.experience, config.learners, Place.here()
+        batch = whole.batch // place.of
+        if isinstance(whole, OnPolicy):
+            part = dataclasses.replace(whole, batch=batch)
+            return cls(part, env_steps, config.steps, config.seed, None, run.checkpoints)
+        # Their sizes stay as they are when a process is lost, so that the others keep theirs.
+        sizes = {name: -(-getattr(whole, name) // learners) for name in ("capacity", "min_size")}
+        folder = run.replay if learners == 1 else run.replay / f"{place.number}-of-{learners}"
+        return cls(
+            dataclasses.replace(whole, batch=batch, **sizes),
+            place.part(env_steps),
+            place.part(config.steps),
+            place.seed(config.seed),
+            folder if config.save_replay else None,
+            run.checkpoints,
+        )
+
+
+def forget_others(replay: Path, learners: int) -> None:
+    """Removes what a run with another number of learners has kept in its folder for replays: it fits none."""
+    for entry in replay.iterdir() if replay.is_dir() else ():
+        shared = re.fullmatch(r"\d+-of-(\d+)", entry.name)
+        if (int(shared[1]) if shared else 1) != learners:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 class Sink(Protocol):
@@ -101,10 +172,11 @@ class SavedSource(Source, Protocol):
         """Functions that must run in threads of their own, by the threads' names, until an event is set."""
         ...
 
-    def mark(self) -> int:
-        """Returns `env_steps`, and notes what `save` is to write for a checkpoint of that many steps.
+    def mark(self, step: int | None = None) -> int:
+        """Notes what `save` is to write for a checkpoint of `step` steps; by default of `env_steps`.
 
-        A call undoes the one before, unless `save` has followed it. Any thread may call this.
+        Returns the step. A call undoes the one before, unless `save` has followed it. Any thread may call
+        this.
         """
         ...
 

@@ -189,8 +189,8 @@ class Inference:
     def seat(self, places: np.ndarray, groups: int) -> None:
         """Takes the places of the groups that have environments, when these have changed.
 
-        `groups` is how many there are on all devices; `places` `[G]` has, for each group of this device, its
-        place among them, from 0 on.
+        `groups` is how many there are on all devices, of all processes; `places` `[G]` has, for each group of
+        this device, its place among them, from 0 on.
         Environments get the `ActorState.per_env` of their places, such as exploration rates, and keep the
         rest. It compiles at the first call only. Call from the inference thread, or before it starts.
         """

@@ -1,4 +1,4 @@
-"""The learner thread: gradients on one device or on several, the parameters they change, and the loop."""
+"""The learner thread: gradients on one device or on several, and the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ from jax.sharding import PartitionSpec as P
 from seedbed.central.experience import Source
 from seedbed.central.gate import Gate
 from seedbed.central.inference import Inference
+from seedbed.central.updater import Updater
 from seedbed.run.devices import Device
+from seedbed.run.group import Group, here, placed
 from seedbed.run.measures import Stopwatch
 from seedbed.run.stacking import FrameTrajectory, stack_trajectory
 from seedbed.run.update import (
@@ -36,88 +38,6 @@ from seedbed.types import Agent, Array, LearnerState, Output, Tree
 _WAIT_S = 0.02
 
 
-class Updater(Protocol):
-    """The place where parameters live: the learner pulls them from it and pushes gradients to it.
-
-    For one thread at a time.
-    """
-
-    @property
-    def state(self) -> LearnerState:
-        """The whole learner state, for checkpoints; valid until the next `push`."""
-        ...
-
-    def begin(self, progress: np.float32) -> None:
-        """Begins a batch; schedules follow `progress`, the result of `progress_of` before it."""
-        ...
-
-    def pull(self) -> LearnerState:
-        """Returns everything that gradients read, with `optimizer_state` (); valid until the next `push`.
-
-        The parameters stay valid after that.
-        """
-        ...
-
-    def push(self, grads: Tree, output: Output) -> None:
-        """Applies a clipped gradient, or sends it. Does not wait until it is applied."""
-        ...
-
-    def settle(self) -> None:
-        """Waits until every push has been applied, or discarded."""
-        ...
-
-    def refresh(self, progress: np.float32) -> bool:
-        """Looks for the gradients of others while no batch comes; returns whether there may be some."""
-        ...
-
-
-class LocalUpdater:
-    """The learner state on the learner's own devices, a copy on each; an `Updater`."""
-
-    def __init__(self, agent: Agent, state: LearnerState, devices: Sequence[Device]) -> None:
-        """Copies the state of a bound agent to the devices: the copy shares no buffer with it."""
-        self._whole = NamedSharding(Mesh(np.array(devices), (AXIS,)), P())
-        self._state = jax.device_put(jax.tree.map(jnp.copy, state), self._whole)
-        self._apply = jax.jit(functools.partial(_apply, agent), donate_argnums=1)
-
-    @property
-    def state(self) -> LearnerState:
-        """The whole learner state; valid until the next `push`. For one thread at a time."""
-        return self._state
-
-    def begin(self, progress: np.float32) -> None:
-        """Begins a batch, whose schedules follow `progress`. For one thread at a time."""
-        # Placed like the rest of the state, or the first minibatch would compile a program of its own.
-        self._state = self._state._replace(progress=jax.device_put(progress, self._whole))
-
-    def pull(self) -> LearnerState:
-        """Returns the learner state without the optimizer's. For one thread at a time."""
-        return self._state._replace(optimizer_state=())
-
-    def push(self, grads: Tree, output: Output) -> None:
-        """Applies a clipped gradient; donates the state but for the parameters, which acting uses.
-
-        For one thread at a time.
-        """
-        params, rest = self._state.params, self._state._replace(params=())
-        self._state = self._apply(params, rest, grads, output._replace(priorities=()))
-
-    def settle(self) -> None:
-        """Waits until every push has been applied. For one thread at a time."""
-        jax.block_until_ready(self._state)
-
-    def refresh(self, progress: np.float32) -> bool:
-        """Returns False: nobody else changes this state."""
-        del progress
-        return False
-
-
-def _apply(
-    agent: Agent, params: Tree, rest: LearnerState, grads: Tree, output: Output
-) -> LearnerState:
-    return agent.apply(rest._replace(params=params), grads, output)
-
-
 class BatchResult(NamedTuple):
     """The outcome of a batch."""
 
@@ -128,9 +48,10 @@ class BatchResult(NamedTuple):
 
 
 class Learner:
-    """The compiled gradients on one device, or data-parallel on several.
+    """The compiled gradients on one device, or data-parallel on several, also on those of other processes.
 
-    For one thread at a time, but for `assemble`.
+    Each process has its part of a batch then, and all update at once. For one thread at a time, but for
+    `assemble`.
     """
 
     def __init__(
@@ -147,17 +68,20 @@ class Learner:
         `gate` is that of the devices that act, too; without one, programs are started without waiting for
         those before. Compiles nothing yet: the first update does.
         """
-        self.agent, self.key, self.updater, self._gate = agent, key, updater, gate
+        self.agent, self.updater, self._gate = agent, updater, gate
         self.devices = list(devices)
+        self._own = [each for each in devices if each.process_index == jax.process_index()]
         mesh = Mesh(np.array(self.devices), (AXIS,))
+        self.key = placed(key, NamedSharding(mesh, P()))
         axis = AXIS if len(self.devices) > 1 else None
         prepare = functools.partial(_prepare, agent, frame_stack)
         shuffle = functools.partial(shuffled, agent, axis=axis)
         gradient = functools.partial(minibatch_gradient, agent, axis=axis)
         whole, rows, envs = P(), P(None, AXIS), P(AXIS)
         batch_specs = FrameTrajectory(rows, rows, rows, envs, rows, envs)  # type: ignore[arg-type]
-        self._batch_sharding = FrameTrajectory(
-            *(NamedSharding(mesh, spec) for spec in batch_specs)  # type: ignore[arg-type]
+        self._divided, self._own_divided = (
+            FrameTrajectory(*(NamedSharding(each, spec) for spec in batch_specs))  # type: ignore[arg-type]
+            for each in (mesh, Mesh(np.array(self._own), (AXIS,)))
         )
         if axis is not None:
             prepare = jax.shard_map(
@@ -170,22 +94,42 @@ class Learner:
                 in_specs=(whole, rows, whole, whole),
                 out_specs=(whole, Output(whole, whole, envs)),  # type: ignore[arg-type]
             )
-        self._prepare = jax.jit(prepare)
-        self._shuffle = jax.jit(shuffle)
-        self._gradient = jax.jit(gradient)
-        self._measure = jax.jit(_measure)
+        group = None if len(self._own) == len(self.devices) else Group.joined
+        compiled = jax.jit if group is None else group.jit
+        self._prepare, self._shuffle = compiled(prepare), compiled(shuffle)
+        self._gradient = compiled(gradient)
+        self._measure = compiled(_measure, out_shardings=NamedSharding(mesh, P()))
         self._assemble = jax.jit(_assemble)
 
     def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
         """Joins the parts of a batch along B and divides it among the learner's devices. Does not wait.
 
-        A batch of one part that was assembled before stays as it is. Any thread may call this.
+        Of several processes, each gives its own part of the whole batch. A batch of one part that was
+        assembled before stays as it is. Any thread may call this.
         """
-        one, home = len(parts) == 1, self.devices[0]
+        one, home = len(parts) == 1, self._own[0]
+        first = jax.tree.leaves(parts[0])[0]
+        if one and isinstance(first, jax.Array) and not first.is_fully_addressable:
+            return parts[0]
         joined = parts[0] if one else self._assemble([jax.device_put(part, home) for part in parts])
         if len(self.devices) == 1:
             return jax.device_put(joined, home)
-        return jax.device_put(joined, self._batch_sharding)
+        joined = jax.device_put(joined, self._own_divided)
+        if len(self._own) == len(self.devices):
+            return joined
+        return FrameTrajectory(
+            *(
+                jax.tree.map(functools.partial(self._with_others, sharding=sharding), part)
+                for part, sharding in zip(joined, tuple[Any, ...](self._divided), strict=True)
+            )
+        )
+
+    def _with_others(self, leaf: Array, sharding: NamedSharding) -> Array:
+        """Returns an array of all processes, of which this one has a part that is on its devices."""
+        axis, shape = sharding.spec.index(AXIS), list(leaf.shape)
+        shape[axis] = shape[axis] * len(self.devices) // len(self._own)
+        parts = [part.data for part in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
     def update(self, frames: FrameTrajectory, progress: np.float32) -> BatchResult:
         """Pushes the gradients of every epoch and minibatch of a batch to the updater.
@@ -346,12 +290,12 @@ class LearnerLoop:
         self.intact = False
         source, batch = self._source, self._learner.assemble(parts)
         progress = progress_of(source.env_steps, source.steps)
-        learned = self._learner.update(batch, progress)
+        learned, state = self._learner.update(batch, progress), self._updater.state
         found, transitions, priorities, updates = jax.device_get(
-            (learned.metrics, learned.transitions, learned.priorities, self._updater.state.updates)
+            here((learned.metrics, learned.transitions, learned.priorities, state.updates))
         )
         values = {name: float(value) for name, value in found.items()}
-        jax.block_until_ready(self._updater.state)
+        jax.block_until_ready(state)
         require_finite(values, self.updates + 1)
         self.metrics, self.updates, self.intact = values, int(updates), True
         source.learned(int(transitions), values, priorities)
@@ -383,7 +327,7 @@ class LearnerLoop:
         What the source saves for a checkpoint of so many transitions is as it is now, too.
         Any thread may call this while no update is under way, and `intact` is true.
         """
-        return jax.device_get(self._updater.state), self._mark()
+        return jax.device_get(here(self._updater.state)), self._mark()
 
     def take_snapshot(self) -> tuple[LearnerState, int] | None:
         """Returns the newest requested copy and its transitions, once; None if there is none yet.
@@ -394,4 +338,4 @@ class LearnerLoop:
 
     def _publish(self) -> None:
         for inference in self._inferences:
-            inference.publish(self._updater.state.params, self.updates)
+            inference.publish(here(self._updater.state.params), self.updates)

@@ -14,6 +14,7 @@ from seedbed.central.gate import Gate
 from seedbed.central.learning import LearnerLoop
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import usable_cores
+from seedbed.run.group import Group
 from seedbed.run.metrics import Counters, MachineShares
 from seedbed.run.options import CentralConfig
 from seedbed.types import Agent
@@ -31,6 +32,7 @@ class Setup(NamedTuple):
     source: SavedSource
     remote: RemoteActors | None  # of a run that listens
     gate: Gate | None = None  # of the accelerators that act and learn
+    group: Group | None = None  # of the processes that train as one learner
 
 
 class Totals(NamedTuple):

@@ -13,14 +13,13 @@ import jax
 import numpy as np
 
 from seedbed.actors.pool import ActorPool
+from seedbed.central.experience import Share
 from seedbed.central.inference import ActOutput, act_output
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import HostReplay, ReplayCut, Sample
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.devices import host_device
-from seedbed.run.folder import RunFolder
 from seedbed.run.measures import Stopwatch
-from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.types import ActorState, EnvSpec, Replay, ReplayAgent, StorageError, Timestep, Tree
 
@@ -81,28 +80,27 @@ class ReplayFeed:
         agent: ReplayAgent,
         pool: ActorPool,
         frame_stack: int,
-        config: CentralConfig,
-        run: RunFolder,
-        env_steps: int,
+        share: Share,
         transfer: Callable[[Sequence[FrameTrajectory]], FrameTrajectory] | None = None,
     ) -> None:
-        """Allocates memory for a bound agent, in the run's folder if `config.save_replay` is true.
+        """Allocates memory for a bound agent, in the share's folder if it has one.
 
-        `env_steps` transitions of the run count already. The pool must know its spec. `transfer` starts to
-        copy a batch to the learner's devices, as `Learner.assemble`; with it, that is done as soon as a batch
-        is drawn. Raises SeedbedError if the folder cannot be made.
+        The pool must know its spec. `transfer` starts to copy a batch to the learner's devices, as
+        `Learner.assemble`; with it, that is done as soon as a batch is drawn. Raises SeedbedError if the
+        folder cannot be made.
         """
-        self.env_steps, self.steps = env_steps, config.steps
-        self._batch = agent.experience.batch
+        self.env_steps, self.steps = share.env_steps, share.steps
+        experience, folder = share.experience, share.replay
+        assert isinstance(experience, Replay), "the agent learns from replay"
+        self._batch = experience.batch
         layout = layout_of(
-            agent, agent.experience, pool.spec, frame_stack, pool.num_groups, pool.group_size
+            agent, experience, pool.spec, frame_stack, pool.num_groups, pool.group_size
         )
-        folder = run.replay if config.save_replay else None
-        self.replay = HostReplay(layout, folder, config.seed, _priorities(agent))
+        self.replay = HostReplay(layout, folder, share.seed, _priorities(agent))
         self._transfer = transfer
         self.waited = Stopwatch()  # runs while `add` waits for the learner to catch up
         self._drawing_s = 0.0
-        self._saves, self._checkpoints = config.save_replay, run.checkpoints
+        self._saves, self._checkpoints = folder is not None, share.checkpoints
         self._closed = threading.Event()
         # No more steps will be appended; no batches are left either.
         self._finished = self._ended = False
@@ -275,21 +273,21 @@ class ReplayFeed:
             self._idle.stop()
             self._work.notify_all()
 
-    def mark(self) -> int:
-        """Returns `env_steps`, and notes the replay as it is, unless `config.save_replay` is false.
+    def mark(self, step: int | None = None) -> int:
+        """Notes the replay as it is, for a checkpoint of `step` steps, or of `env_steps`; returns that.
 
         Of marks whose checkpoints are not saved, only the last two are kept. If the disk refuses, this leaves
         a notice. Any thread may call this; acting waits meanwhile.
         """
         with self._moment:
-            step = self.env_steps
+            marked = self.env_steps if step is None else step
             if self._saves:
-                self._forget([step, *list(self._marked)[:-1]])
+                self._forget([marked, *list(self._marked)[:-1]])
                 try:
-                    self._marked[step] = self.replay.cut(name_of(step))
+                    self._marked[marked] = self.replay.cut(name_of(marked))
                 except StorageError as error:
                     self._notices.append(f"{error}; training goes on")
-            return step
+            return marked
 
     def _forget(self, steps: Sequence[int]) -> None:
         """Lets go of the cuts of marks. The caller holds `_moment`."""
@@ -298,7 +296,7 @@ class ReplayFeed:
                 self.replay.discard(cut)
 
     def save(self, step: int, settle: Callable[[], None]) -> None:
-        """Saves the replay as it was at the `mark` of `step` steps, unless `config.save_replay` is false.
+        """Saves the replay as it was at the `mark` of `step` steps, if it has a folder.
 
         That comes before the checkpoint, so that no checkpoint lacks its replay. The newest whole checkpoint
         keeps its replay, so `settle` is called first: it waits until the one before is written or has failed.

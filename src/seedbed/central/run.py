@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -53,7 +54,9 @@ class CentralRun:
 
     def _learn(self, stop: threading.Event) -> None:
         """Runs the learner loop, and then stops the run: there is nothing more to learn from."""
-        self._setup.learning.run(stop)
+        group = self._setup.group
+        with contextlib.nullcontext() if group is None else group.together():
+            self._setup.learning.run(stop)
         self.stop()
 
     def _guard(self, loop: Callable[[threading.Event], None]) -> None:

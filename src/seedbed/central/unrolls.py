@@ -89,9 +89,9 @@ class UnrollQueue:
             # There is another notice only if the lag has doubled.
             self._most_lag = 2 * lag
 
-    def mark(self) -> int:
-        """Returns `env_steps`: no data is saved. Any thread may call this."""
-        return self.env_steps
+    def mark(self, step: int | None = None) -> int:
+        """Returns the step: no data is saved. Any thread may call this."""
+        return self.env_steps if step is None else step
 
     def save(self, step: int, settle: Callable[[], None]) -> None:
         """Does nothing: unrolls are not saved. Any thread may call this."""

@@ -125,6 +125,12 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
     return back(parsed)
 
 
+def given(arguments: Sequence[str], option: str) -> str:
+    """Returns the value that a command line gives an option, "" if it gives none."""
+    words = [*map(_plain_name, _split_equals(arguments)), ""]
+    return words[words.index(option) + 1] if option in words[:-1] else ""
+
+
 def command(config: TrainConfig) -> str:
     """Returns the command line that trains a configuration; "" if it has no name that could train.
 

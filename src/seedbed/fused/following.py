@@ -10,23 +10,17 @@ import numpy as np
 from seedbed.fused.program import Program
 from seedbed.run.group import Group, whole
 from seedbed.run.options import FusedConfig
-from seedbed.run.programs import keep_programs
 from seedbed.types import Agent, Environment
 
 
 def follow(
-    settled: Callable[[], tuple[Environment, Agent, FusedConfig]],
-    group: Group,
-    look: Callable[[], None],
+    env: Environment, agent: Agent, config: FusedConfig, group: Group, look: Callable[[], object]
 ) -> None:
     """Trains with the others until the leader ends it.
 
-    `settled` returns what is trained, once the leader has written it. `look` is called about once a second,
-    between iterations and while the leader evaluates or saves. Raises PeerLost if another process is gone.
+    `look` is called about once a second, between iterations and while the leader evaluates or saves. Raises
+    PeerLost if another process is gone.
     """
-    group.meet("settled", look=look)
-    env, agent, config = settled()
-    keep_programs()
     program = Program(env, agent, config)
     template = (jax.eval_shape(program.first), np.zeros(program.members, np.int64))
     carry, transitions = group.spread(template)
@@ -35,7 +29,7 @@ def follow(
     group.meet("compiled", look=look)
     for command in group.commands(look):
         with group.together():
-            if command == "show":
+            if command.what == "show":
                 whole(carry)
                 continue
             carry, report = program.run(carry, done)

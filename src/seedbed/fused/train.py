@@ -14,7 +14,7 @@ from seedbed.fused.program import Program
 from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
-from seedbed.run.group import Group, whole
+from seedbed.run.group import Command, Group, whole
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
@@ -152,7 +152,7 @@ class FusedRun:
         if group is not None:
             with group.together():
                 group.require_all()
-                group.command("step")
+                group.command(Command("step"))
         self._intact = False
         with contextlib.nullcontext() if group is None else group.together():
             self.carry, report = self.program.run(self.carry, self.transitions)
@@ -218,7 +218,7 @@ class FusedRun:
         if (group := self.program.group) is None:
             return self.carry
         with group.together():
-            group.command("show")
+            group.command(Command("show"))
             return whole(self.carry)
 
     def save_beside(self, step: int, settle: Callable[[], None]) -> None:

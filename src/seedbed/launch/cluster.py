@@ -29,16 +29,14 @@ from seedbed.config.settle import Request
 from seedbed.envs.host.registry import code_of
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
 from seedbed.files import load_json, write_json
-from seedbed.launch import joining, ranks, together
+from seedbed.launch import joining, members, ranks, together
 from seedbed.launch.ranks import Rank
 from seedbed.launch.together import Supervisor
 from seedbed.machine import usable_cores
-from seedbed.paramserver.role import end_with
 from seedbed.printable import printable
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.member import Member
-from seedbed.run.signals import stopping_signals
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
@@ -147,10 +145,10 @@ def train(
     folder = folder_of(request.run, rank)
     member = Member.of_environment(os.environ)
     if member is not None and member.number:
-        return _follow(member, folder, request.trust)
+        return members.follow(member, folder, request.trust, say)
     if member is None and rank.of > 1:
         config = _settled(folder)
-        if "fused" in config:
+        if together.learn_as_one(config, rank, flags.given(rest, "--learners")):
             interface = together.interface_of(rank, given.interface)
             return _supervise(rank, folder, interface, together.parts_of(config))
     if rank.number:
@@ -169,7 +167,7 @@ def train(
         return run(request._replace(run=folder, resume=resume, **own), change)
 
     if member is not None:
-        return _lead(member, folder, begin)
+        return members.lead(member, folder, begin)
     return coordinate(rank, folder, begin, say)
 
 
@@ -220,36 +218,6 @@ def _supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: togethe
         return status, {"env_steps": together.step_of(run)}
 
     return coordinate(rank, run, lead, say)
-
-
-def _lead(member: Member, run: Path, begin: Callable[[bool], tuple[int, dict[str, Any]]]) -> int:
-    """Trains as the member that leads the others; returns the exit status."""
-    from seedbed.run.group import Group
-
-    end_with(member.parent)
-    Group(member)
-    return begin((run / CONFIG).exists())[0]
-
-
-def _follow(member: Member, run: Path, trusted: bool) -> int:
-    """Trains as a member that another one leads; returns the exit status."""
-    from seedbed.fused.following import follow
-    from seedbed.run.group import Group
-
-    end_with(member.parent)
-    with stopping_signals(lambda text: None) as interruption:
-        group = Group(member)
-
-        def look() -> None:
-            if interruption.requested():
-                group.leave()
-
-        def settled() -> Any:
-            config = read_config(run / CONFIG, trusted)
-            return config.env, config.agent, config.runtime
-
-        follow(settled, group, look)
-    return ExitStatus.STOPPED if interruption.requested() else ExitStatus.FINISHED
 
 
 def coordinate(

@@ -130,9 +130,35 @@ class Parts(NamedTuple):
 
 def parts_of(config: dict[str, Any]) -> Parts:
     """Returns the sizes for a run's batch, of its configuration as JSON."""
-    agent = config.get("agent", {})
-    devices = len(config["fused"].get("devices", [0]))
-    return Parts(int(agent.get("batch", 0)), devices * int(agent.get("minibatches", 1)))
+    agent, central = config.get("agent", {}), config.get("central")
+    batch, minibatches = int(agent.get("batch", 0)), int(agent.get("minibatches", 1))
+    if central is None:
+        return Parts(batch, len(config["fused"].get("devices", [0])) * minibatches)
+    others = len(central.get("learner_devices", [0])) * minibatches
+    envs = int(central["envs_per_actor"])
+    if "unroll" in agent:
+        # An agent that acts, stops and learns needs equally many unrolls of every environment.
+        every = int(central["actors"]) * envs
+        others = math.lcm(others, envs // 2 if batch % every else every)
+    return Parts(batch, others)
+
+
+def learn_as_one(config: dict[str, Any], rank: Rank, asked: str) -> bool:
+    """Returns whether the processes of a job train as one learner, for a run's configuration as JSON.
+
+    `asked` is the number of learners of a central run on the command line, "" if it names none. Raises
+    SeedbedError if the job has another number of processes.
+    """
+    if "fused" in config:
+        return True
+    saved = config.get("central", {}).get("learners", 1)
+    learners = int(asked) if asked.isdecimal() else int(saved)
+    if learners not in (1, rank.of):
+        raise SeedbedError(
+            f"learners is {learners}, but the job has {rank.of} processes: give --learners {rank.of} (all "
+            "learn as one), or --learners 1 (rank 0 learns, and the others are hosts for actors)"
+        )
+    return learners > 1
 
 
 def interface_of(rank: Rank, named: str | None) -> tuple[str, str]:

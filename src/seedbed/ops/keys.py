@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+AXIS = "batch"
+"""The mapped axis that divides a batch among devices."""
 _LOW = (1 << 32) - 1
 
 
@@ -34,6 +36,19 @@ def fold_count(key: Array, count: Array | np.ndarray) -> Array:
 def derived_seed(seed: int, count: int) -> int:
     """Derives a seed from 0 to 2^31 - 1. `seed` and `count` are non-negative and may be of any size."""
     return int(np.random.SeedSequence([seed, count]).generate_state(1)[0]) >> 1
+
+
+def normal_rows(key: Array, steps: int, rows: int, size: int) -> Array:
+    """Draws normal numbers `[steps, rows, size]` for this device's rows of a batch. Consumes the key.
+
+    They are those that the same rows of the whole batch have on one device.
+    """
+    try:
+        first = jax.lax.axis_index(AXIS).astype(jnp.uint32) * rows
+    except NameError:  # so JAX says that no axis is mapped: there is one device
+        first = jnp.uint32(0)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(rows, dtype=jnp.uint32))
+    return jax.vmap(lambda row: jax.random.normal(row, (steps, size)), out_axes=1)(keys)
 
 
 def environment_keys(run_key: Array, env_ids: Array, step: Array) -> Array:

@@ -12,9 +12,10 @@ import functools
 import math
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,15 @@ from seedbed.run.leaves import array_of, like, shape_and_dtype
 from seedbed.run.member import Member
 from seedbed.types import Tree
 
-Command: TypeAlias = Literal["step", "show", "end"]
-"""What the leader commands: an iteration, its whole state, the end."""
+
+class Command(NamedTuple):
+    """What all do next, as the leader says."""
+
+    what: Literal["step", "show", "mark", "save", "end"]
+    """An iteration or an update; show the whole state; note, and save, what a checkpoint needs; the end."""
+    env_steps: int = 0  # of the run by now, as far as the command needs them
+
+
 # Seconds without a sign of life after which JAX takes a process for dead, and ends the others.
 _DEAD_S = 20
 # Seconds for the others to come, and for them to compile.
@@ -43,11 +51,19 @@ _END_S = 5.0
 _LOOK_S = 1.0
 # Seconds after which somebody's leave ends the round: who stops a job tells one process after the other.
 _LEAVE_S = 3.0
+# The least time that a key is waited for.
+_LEAST_S = 1e-3
+# Commands that are kept behind the newest one: somebody may not have read them yet. Nobody is further behind,
+# as updates, saves and the whole state wait for everybody.
+_KEPT = 16
 _COLLECTIVE = re.compile(r"gloo|nccl|collective|all-reduce|coordination|unavailable", re.IGNORECASE)
 
 
 class Group:
-    """The processes that train as one learner, as one of them sees them. For the thread that trains."""
+    """The processes that train as one learner, as one of them sees them.
+
+    One thread at a time may call each method, and any thread `command`.
+    """
 
     joined: ClassVar[Group | None] = None
     """That of this process; None if it trains alone."""
@@ -58,7 +74,9 @@ class Group:
         Raises PeerLost if the others do not come within two minutes.
         """
         self.member = member
-        self._commands = 0
+        self._commands, self._commanding = 0, threading.Lock()
+        self._reports, self._reported = 0, dict[int, Sequence[int]]()
+        self._programs = 0
         self._looked_s, self._leaving_s = 0.0, float("inf")
         # SIGTERM is the session's: JAX would take it.
         jax.config.update("jax_enable_preemption_service", False)
@@ -91,12 +109,13 @@ class Group:
         """Whether this process leads."""
         return self.member.number == 0
 
-    def command(self, what: Command) -> None:
-        """Tells all others what to do next. For the leader."""
-        self._client.key_value_set(f"command/{self._commands}", what)
-        # Who is one behind may not have read the last one yet.
-        self._client.key_value_delete(f"command/{self._commands - 2}")
-        self._commands += 1
+    def command(self, command: Command) -> None:
+        """Tells all others what to do next. For the leader; any thread may call this."""
+        with self._commanding:
+            text = f"{command.what} {command.env_steps}"
+            self._client.key_value_set(f"command/{self._commands}", text)
+            self._client.key_value_delete(f"command/{self._commands - _KEPT}")
+            self._commands += 1
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
@@ -106,10 +125,10 @@ class Group:
         finally:
             # Others may be gone, which is no failure of what was done here.
             with contextlib.suppress(PeerLost, jax.errors.JaxRuntimeError):
-                self.command("end")
+                self.command(Command("end"))
                 self.meet("ended", _END_S)
 
-    def commands(self, look: Callable[[], None]) -> Iterator[Command]:
+    def commands(self, look: Callable[[], object]) -> Iterator[Command]:
         """Yields the leader's commands, but for the end; calls `look` about once a second. For the others.
 
         Raises PeerLost if the leader is gone.
@@ -118,14 +137,48 @@ class Group:
             if time.monotonic() > self._looked_s + _LOOK_S:
                 self._looked_s = time.monotonic()
                 look()
-            what: Any = self._read(f"command/{self._commands}")
-            if what is None:
+            command = self.next_command(_LOOK_S)
+            if command is None:
                 continue
-            self._commands += 1
-            if what == "end":
-                self.meet("ended", _END_S)
+            if command.what == "end":
                 return
-            yield what
+            yield command
+
+    def next_command(self, timeout_s: float) -> Command | None:
+        """Returns the leader's next command, None if it does not come in time. For the others.
+
+        Raises PeerLost if the leader is gone.
+        """
+        text = self._read(f"command/{self._commands}", timeout_s)
+        if text is None:
+            return None
+        self._commands += 1
+        what, env_steps = text.split()
+        command = Command(what, int(env_steps))  # type: ignore[arg-type]
+        if command.what == "end":
+            self.meet("ended", _END_S)
+        return command
+
+    def report(self, *figures: int) -> None:
+        """Tells the leader that this process is ready for the next update. For the others."""
+        text = " ".join(map(str, figures))
+        self._client.key_value_set(f"report/{self._reports}/{self.member.number}", text)
+        self._reports += 1
+
+    def reports(self, timeout_s: float) -> list[Sequence[int]] | None:
+        """Returns the others' next reports, None if one does not come in time. For the leader."""
+        until_s = time.monotonic() + timeout_s
+        for number in range(1, self.member.of):
+            if number not in self._reported:
+                left_s = max(_LEAST_S, until_s - time.monotonic())
+                text = self._read(f"report/{self._reports}/{number}", left_s)
+                if text is None:
+                    return None
+                self._reported[number] = [int(word) for word in text.split()]
+        self._client.key_value_delete(f"report/{self._reports}/")
+        self._reports += 1
+        found, self._reported = list(self._reported.values()), {}
+        return found
 
     def leave(self) -> None:
         """Asks the leader to save, and to go on without this process. For the others."""
@@ -153,29 +206,51 @@ class Group:
             raise PeerLost(f"another process of this learner is gone ({text})") from error
 
     def meet(
-        self, where: str, timeout_s: float = _COMPILED_S, look: Callable[[], None] = lambda: None
+        self, where: str, timeout_s: float = _COMPILED_S, look: Callable[[], object] = lambda: None
     ) -> None:
         """Waits until all are here; each place is met at once. Calls `look` about once a second.
 
-        Collectives wait for half a minute only, and programs may take longer to compile. Signals are seen
-        meanwhile, as they are not in a barrier of JAX's. Raises PeerLost if others do not come.
+        Signals are seen meanwhile, as they are not in a barrier of JAX's. Raises PeerLost if others do not
+        come.
         """
         until_s = time.monotonic() + timeout_s
-        self._client.key_value_set(f"{where}/{self.member.number}", "")
+        self.arrive(where)
         for number in range(self.member.of):
             while self._read(f"{where}/{number}") is None:
                 look()
                 if time.monotonic() > until_s:
                     raise PeerLost(f"process {number} of this learner has not come ({where})")
 
-    def _read(self, key: str) -> str | None:
-        """Returns a key's value, None if it is not set within a second; raises PeerLost if none can tell."""
+    def arrive(self, where: str) -> None:
+        """Tells the others that this process is at a place, and does not wait. Any thread may call this."""
+        self._client.key_value_set(f"{where}/{self.member.number}", "")
+
+    def _read(self, key: str, timeout_s: float = _LOOK_S) -> str | None:
+        """Returns a key's value, None if it is not set in time; raises PeerLost if none can tell."""
         try:
-            return str(self._client.blocking_key_value_get(key, round(1000 * _LOOK_S)))
+            return str(self._client.blocking_key_value_get(key, math.ceil(1000 * timeout_s)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
                 return None
             raise PeerLost(f"the process that leads is gone ({error})") from error
+
+    def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Compiles a function as `jax.jit`, for operands of one shape; the first call waits for the others.
+
+        Collectives wait for half a minute only, and a program may take longer to compile. All processes call
+        this in the same order, and what it returns.
+        """
+        traced, compiled = jax.jit(function, **options), list[Any]()
+        self._programs += 1
+        where = f"program-{self._programs}"
+
+        def call(*operands: Any) -> Any:
+            if not compiled:
+                compiled.append(traced.lower(*operands).compile())
+                self.meet(where)
+            return compiled[0](*operands)
+
+        return call
 
     def spread(self, tree: Tree) -> Tree:
         """Returns the leader's tree of arrays, bit for bit. Others give its shapes. All call it, once."""
@@ -214,6 +289,25 @@ def placed(value: Any, sharding: NamedSharding) -> Any:
         return jax.device_put(value, sharding)
     data = np.asarray(array_of(value))
     return like(jax.make_array_from_callback(data.shape, sharding, data.__getitem__), value)
+
+
+def here(tree: Tree) -> Tree:
+    """Returns what this process has of a tree: all of what each has, and its part of what is divided."""
+    return jax.tree.map(_here, tree)
+
+
+def _here(value: Any) -> Any:
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return value
+    if value.is_fully_replicated:
+        return value.addressable_data(0)
+    parts = sorted(value.addressable_shards, key=lambda part: _start(part.index))
+    axis = next(i for i, rows in enumerate(parts[0].index) if rows != slice(None))
+    return np.concatenate([np.asarray(part.data) for part in parts], axis)
+
+
+def _start(index: tuple[slice, ...]) -> int:
+    return max((rows.start or 0 for rows in index), default=0)
 
 
 def whole(tree: Tree) -> Tree:

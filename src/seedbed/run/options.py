@@ -124,13 +124,20 @@ class CentralConfig(_HostConfig):
     """Indices of the devices that learn. A batch is divided among them."""
     save_replay: bool = True
     """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
+    learners: int = 1
+    """Processes of a job (--cluster ranks or slurm) that learn as one, each with actors of its own."""
 
     runtime: ClassVar[str] = "central"
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of all options; raises SeedbedError."""
         super().__post_init__()
-        at_least("stream_groups", self.stream_groups, 1)
+        for field in ("stream_groups", "learners"):
+            at_least(field, getattr(self, field), 1)
+        if self.listen and self.learners > 1:
+            raise SeedbedError(
+                f"learners is {self.learners}, each with actors of its own: leave out --listen"
+            )
         for field in ("actors", "envs_per_actor"):
             at_least(field, getattr(self, field), 0)
         for field in ("inference_devices", "learner_devices"):
@@ -159,15 +166,19 @@ class CentralConfig(_HostConfig):
                 f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
                 "is for agents that learn while others act, such as impala, r2d2 and dqn"
             )
+        part = 0 if experience is None else experience.batch // self.learners
         if synchronous:
-            assert experience is not None
-            actors, envs = _fitting(experience.batch, self.actors, self.envs_per_actor)
+            actors, envs = _fitting(part, self.actors, self.envs_per_actor)
         else:
             actors = self.actors or (0 if self.listen else _cores())
-            envs = self.envs_per_actor or _ENVS_PER_ACTOR
+            envs = (
+                _ENVS_PER_ACTOR if self.learners == 1 else math.gcd(_ENVS_PER_ACTOR, GROUPS * part)
+            )
+            envs = self.envs_per_actor or envs
         _require_groups(envs)
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
-        require_batch(agent, envs // GROUPS, config.groups, len(self.learner_devices))
+        devices = len(self.learner_devices)
+        require_batch(agent, envs // GROUPS, config.groups, devices, self.learners)
         if config.groups < len(self.inference_devices):
             raise SeedbedError(
                 f"{len(self.inference_devices)} inference devices for the {config.groups} groups of "

@@ -67,25 +67,33 @@ def _experience(agent: Agent) -> OnPolicy | Replay:
         ) from error
 
 
-def require_batch(agent: Agent, group: int, groups: int, devices: int) -> None:
-    """Raises SeedbedError unless a batch divides evenly among groups, devices and minibatches.
+def require_batch(agent: Agent, group: int, groups: int, devices: int, learners: int = 1) -> None:
+    """Raises SeedbedError unless a batch divides evenly among learners, groups, devices and minibatches.
 
-    A learner has `groups` groups of `group` environments, which must be enough for an on-policy batch.
+    Each learner has an equal part of it, and `groups` groups of `group` environments, which must be enough
+    for that of an on-policy batch.
     """
-    unrolls, batch = on_policy(agent), agent.experience.batch
+    unrolls, whole = on_policy(agent), agent.experience.batch
+    if whole % learners:
+        raise SeedbedError(
+            f"agent.batch is {whole}: it must divide by {learners} learners; change --agent.batch or "
+            "--learners"
+        )
+    batch = whole // learners
+    each = f", {batch} of each learner" * (learners > 1)
     if unrolls is not None and batch % group:
         raise SeedbedError(
-            f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
+            f"agent.batch is {whole} unrolls{each}: it must be a multiple of the {group} environments of a "
             "group, half of those of an actor; change --agent.batch or --envs-per-actor"
         )
     many = unrolls is not None and not unrolls.synchronous
     if many and batch > 2 * groups * group:
         raise SeedbedError(
-            f"agent.batch is {batch} unrolls, but a learner has only {groups * group} environments: lower "
-            "--agent.batch, or raise --actors, --envs-per-actor or --stream-groups (with --listen)"
+            f"agent.batch is {whole} unrolls{each}, but a learner has only {groups * group} environments: "
+            "lower --agent.batch, or raise --actors, --envs-per-actor or --stream-groups (with --listen)"
         )
     if batch % (devices * agent.minibatches):
         raise SeedbedError(
-            f"agent.batch is {batch}: it must divide by {devices} learner devices x "
+            f"agent.batch is {whole}{each}: it must divide by {devices} learner devices x "
             f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
         )

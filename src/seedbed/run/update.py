@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.ops.keys import AXIS as AXIS
 from seedbed.run.leaves import not_finite
 from seedbed.types import (
     Agent,
@@ -25,7 +26,6 @@ from seedbed.types import (
     Tree,
 )
 
-AXIS = "batch"
 STRATA = 8
 """The number of parts of a batch that are shuffled separately. 1, 2, 4 or 8 devices get equal minibatches."""
 

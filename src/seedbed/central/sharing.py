@@ -1,0 +1,180 @@
+"""Batches of which each process of a learner has a part: all begin an update at once, as the leader says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from seedbed.central.experience import SavedSource
+from seedbed.run.group import Command, Group
+from seedbed.run.stacking import FrameTrajectory
+from seedbed.types import Tree
+
+# Seconds for the others to save what belongs to a checkpoint.
+_SAVED_S = 600.0
+
+
+class _SharedSource:
+    """What both kinds of process do with their own source: a `SavedSource` but for `take`, `over` and saving.
+
+    `adds` says whether the transitions of all processes are counted together, as those of replays are. Those
+    of unrolls count when they are learned from, which all do at once.
+    """
+
+    def __init__(
+        self, own: SavedSource, group: Group, adds: bool, steps: int, env_steps: int
+    ) -> None:
+        """Takes the source of this process's part of batches, and counts of the whole run."""
+        self.steps = steps
+        self._own, self._group, self._adds = own, group, adds
+        self._parts: list[FrameTrajectory] = []  # of the next update
+        self._saves = 0
+
+    @property
+    def loops(self) -> dict[str, Callable[[threading.Event], None]]:
+        """The loops of the own source."""
+        return self._own.loops
+
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        """Reports that the whole batch has been learned from; `priorities` are those of the own part."""
+        self._own.learned(transitions, metrics, priorities)
+
+    def restore(self, step: int) -> str:
+        """Loads what this process has saved with the checkpoint of `step`; returns a message, or ""."""
+        return self._own.restore(step)
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns figures of the own source. Any thread may call this."""
+        return self._own.metrics()
+
+    def seconds(self) -> dict[str, float]:
+        """Returns seconds of the own source, by name. Any thread may call this."""
+        return self._own.seconds()
+
+    def take_notices(self) -> list[str]:
+        """Returns messages of the own source, each once. One thread at a time may call this."""
+        return self._own.take_notices()
+
+    def close(self) -> None:
+        """Wakes every thread that waits for the own source. Any thread may call this."""
+        self._own.close()
+
+
+class LeadingSource(_SharedSource):
+    """The source of the process that leads: an update begins when all processes have their parts of it."""
+
+    def __init__(
+        self, own: SavedSource, group: Group, adds: bool, steps: int, env_steps: int
+    ) -> None:
+        super().__init__(own, group, adds, steps, env_steps)
+        self._others = env_steps - own.env_steps  # transitions of the others, beyond the own ones
+        self._ended = False  # whether one of them has no more batches
+
+    @property
+    def env_steps(self) -> int:
+        """Transitions of the whole run that count so far, as the others have last told."""
+        return self._own.env_steps + self._others
+
+    @property
+    def over(self) -> bool:
+        """Whether a process has no more batches. Any thread may read it."""
+        return self._ended or (not self._parts and self._own.over)
+
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for a batch; returns this process's part of it, or [] if there is none.
+
+        The others take theirs, too. Call from the learner thread only. Raises PeerLost if another process is
+        gone, or is to leave.
+        """
+        self._group.require_all()
+        self._parts = self._parts or self._own.take(timeout_s)
+        if not self._parts:
+            return []
+        reports = self._group.reports(timeout_s)
+        if reports is None:
+            return []
+        if self._adds:
+            self._others = sum(env_steps for env_steps, _ in reports)
+        if any(over for _, over in reports):
+            self._ended = True
+            return []
+        self._group.command(Command("step", self.env_steps))
+        parts, self._parts = self._parts, []
+        return parts
+
+    def mark(self, step: int | None = None) -> int:
+        """Notes what `save` is to write for a checkpoint of `env_steps` steps, here and in the others.
+
+        Returns the step. Any thread may call this while no update is under way.
+        """
+        step = self._own.mark(self.env_steps if step is None else step)
+        self._group.command(Command("mark", step))
+        return step
+
+    def save(self, step: int, settle: Callable[[], None]) -> None:
+        """Saves what a checkpoint of `step` needs, here and in the others, and waits for them.
+
+        Raises PeerLost if another process is gone.
+        """
+        settle()
+        self._group.command(Command("save", step))
+        self._own.save(step, lambda: None)
+        self._saves += 1
+        self._group.meet(f"saved-{self._saves}", _SAVED_S)
+
+
+class FollowingSource(_SharedSource):
+    """The source of a process that follows: it has its part of the next batch ready, and obeys the leader."""
+
+    def __init__(
+        self, own: SavedSource, group: Group, adds: bool, steps: int, env_steps: int
+    ) -> None:
+        super().__init__(own, group, adds, steps, env_steps)
+        self.env_steps = env_steps  # at the last update
+        self._ended, self._told = threading.Event(), False
+
+    @property
+    def over(self) -> bool:
+        """Whether the leader has ended the run. Any thread may read it."""
+        return self._ended.is_set()
+
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for the leader's command to update; returns this process's part of the batch.
+
+        Returns [] if there is none, and obeys other commands. Call from the learner thread only. Raises
+        PeerLost if the leader is gone.
+        """
+        if not self._told:
+            self._parts = self._own.take(timeout_s)
+            if self._parts or self._own.over:
+                self._group.report(self._own.env_steps, int(not self._parts))
+                self._told = True
+        command = self._group.next_command(timeout_s)
+        if command is None:
+            return []
+        if command.what == "end":
+            self._ended.set()
+        elif command.what == "mark":
+            self._own.mark(command.env_steps)
+        elif command.what == "save":
+            # The next update does not wait for it.
+            self._saves += 1
+            saving = threading.Thread(target=self._save, args=(command.env_steps, self._saves))
+            saving.start()
+        else:
+            self.env_steps, self._told = command.env_steps, False
+            parts, self._parts = self._parts, []
+            return parts
+        return []
+
+    def _save(self, step: int, number: int) -> None:
+        self._own.save(step, lambda: None)
+        self._group.arrive(f"saved-{number}")
+
+    def mark(self, step: int | None = None) -> int:
+        """Returns the step: the leader says when to note something."""
+        return self.env_steps if step is None else step
+
+    def save(self, step: int, settle: Callable[[], None]) -> None:
+        """Does nothing: the leader says when to save."""

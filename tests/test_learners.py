@@ -1,0 +1,179 @@
+"""Processes of the central runtime that learn as one: equal updates, and those that are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import joined_learner
+from seedbed import cli
+from seedbed.exit_status import ExitStatus
+from seedbed.launch import together
+from seedbed.streams.addresses import bind_listener, joined_address
+from seedbed.types import SeedbedError
+from test_together import ENDLESS, RANK, Job
+from waiting import wait_for
+
+HELPER = Path(joined_learner.__file__)
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def actors_of(run):
+    """Yields the processes that have a run's folder in their command lines."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(run) in word for word in process.cmdline()):
+                yield process
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """The leaves of what two processes have learned, by process and agent."""
+    folder = tmp_path_factory.mktemp("joined")
+    with bind_listener("127.0.0.1", 0, 0) as free:
+        address = joined_address("127.0.0.1", free.getsockname()[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    outs = [folder / f"out-{number}" for number in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HELPER), str(number), "2", address, str(out)], env=environment
+        )
+        for number, out in enumerate(outs)
+    ]
+    try:
+        assert [process.wait(300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [pickle.loads(out.read_bytes()) for out in outs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", joined_learner.AGENTS)
+def test_two_processes_learn_as_one_from_the_same_trajectories(joined, name):
+    state, metrics, priorities = joined_learner.learned(name)
+    assert metrics and state.updates == joined_learner.UPDATES * (4 if name == "ppo" else 1)
+    width = joined_learner.BATCH // 2
+    for number, leaves in enumerate(found[name] for found in joined):
+        rows = slice(number * width, (number + 1) * width)
+        mine = jax.tree.map(lambda leaf: leaf[rows], priorities)  # noqa: B023
+        expected = jax.tree.leaves((state, metrics, mine))
+        for ours, theirs in zip(leaves, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_two_devices_draw_the_noise_of_a_loss_as_one():
+    one, two = (joined_learner.learned("sac", indices=indices) for indices in ((0,), (0, 1)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, two)
+
+
+OFTEN = shlex.split(
+    "--evaluate-every 0 --evaluate-episodes 2 --log-every-s 0.1 --checkpoint-every-s 0.5"
+)
+IMPALA = shlex.split(
+    "cartpole/impala --actors 2 --envs-per-actor 8 --agent.batch 24 --agent.hidden-sizes 8"
+)
+
+
+@pytest.mark.slow
+def test_a_central_run_of_two_goes_on_with_three_and_with_one(tmp_path):
+    run = tmp_path / "run"
+    for learners in (2, 3):
+        words = [*IMPALA, *OFTEN, "--steps", str(ENDLESS)] if learners == 2 else ["--resume"]
+        with Job(run, learners, *words, "--learners", str(learners)) as job:
+            job.await_learning()
+            job.ranks[0].send_signal(signal.SIGTERM)
+            assert job.end() == [ExitStatus.STOPPED] * learners, job.text()
+        assert f"training as one learner of {learners} processes" in job.text()
+        assert "stopped and saved; go on with" in job.text()
+    before = lines(run)[-1]
+    steps = before["env_steps"] + 2000
+    assert cli.main(["train", "--resume", "--run", str(run)]) == ExitStatus.FAILED
+    words = ["train", "--resume", "--run", str(run), "--learners", "1", "--steps", str(steps)]
+    assert cli.main(words) == 0
+    after = lines(run)[-1]
+    assert after["env_steps"] >= steps and after["learner_steps"] > before["learner_steps"] > 0
+    # All count what all have learned from, once.
+    each = after["env_steps"] / after["learner_steps"]
+    assert 0.9 * 24 * 8 < each <= 24 * 8
+
+
+@pytest.mark.slow
+def test_a_central_run_goes_on_without_a_process_that_is_killed_or_leaves(tmp_path):
+    agent = ("--agent", "dqn", "--agent.min-size", "500", "--agent.hidden-sizes", "8")
+    words = ["CartPole-v1", *agent, *OFTEN]
+    with Job(tmp_path / "run", 2, *words, "--steps", str(ENDLESS), "--learners", "2") as job:
+        job.await_learning()
+        job.member(1).kill()
+        wait_for(lambda: "2 of 2 processes go on" in job.text(), job.ranks[0])
+        assert "the process of rank 1 was killed by signal 9" in job.text()
+        job.await_learning()
+        # Each has kept its own part of the replay.
+        assert "replay goes on with" in job.text() and "replay goes on with" in job.text(1)
+        job.ranks[1].send_signal(signal.SIGTERM)
+        assert job.ranks[1].wait(100) == ExitStatus.STOPPED
+        wait_for(lambda: "rank 1 is gone: 1 of 2 processes" in job.text(), job.ranks[0])
+        job.await_learning()
+        job.ranks[0].send_signal(signal.SIGTERM)
+        assert job.end() == [ExitStatus.STOPPED] * 2
+    assert not list(actors_of(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_an_agent_that_acts_stops_and_learns_has_learners_too(tmp_path):
+    words = ["CartPole-v1", "--agent", "ppo", "--agent.batch", "32", "--steps", "20000", *OFTEN]
+    with Job(tmp_path / "run", 2, *words, "--learners", "2") as job:
+        assert job.end() == [0, 0], job.text()
+    last = lines(tmp_path / "run")[-1]
+    assert last["env_steps"] >= 20000 and last["lag_max"] <= 40 + 1
+    assert "rank 1 ended: the run has ended" in job.text(1)
+
+
+def test_a_job_has_as_many_processes_as_learners():
+    config = {"central": {"learners": 3}}
+    assert together.learn_as_one(config, RANK, "")
+    assert not together.learn_as_one(config, RANK, "1")
+    with pytest.raises(SeedbedError, match="learners is 2, but the job has 3 processes: give --le"):
+        together.learn_as_one(config, RANK, "2")
+    assert not together.learn_as_one({"paramserver": {"learners": 2}}, RANK, "")
+    assert together.learn_as_one({"fused": {}}, RANK, "")
+
+
+def test_a_batch_is_divided_among_learners_as_their_groups_allow():
+    central = {"actors": 2, "envs_per_actor": 8, "learner_devices": [0]}
+    unrolls = {"agent": {"batch": 48, "unroll": 8}, "central": central}
+    # 48 are three unrolls of each of 16 environments: 24 of two processes would not be any.
+    assert [together.parts_of(unrolls).most(there) for there in (3, 2)] == [3, 1]
+    unrolls["agent"]["batch"] = 24
+    assert together.parts_of(unrolls).most(4) == 3
+    replay = {"agent": {"batch": 32}, "central": central}
+    assert [together.parts_of(replay).most(there) for there in (3, 2)] == [2, 2]
+
+
+def test_one_process_refuses_to_be_several(tmp_path, capsys):
+    words = ["train", *IMPALA, "--learners", "2", "--run", str(tmp_path / "run")]
+    assert cli.main(words) == ExitStatus.FAILED
+    assert "learners is 2, and this process is alone" in capsys.readouterr().err
+    assert cli.main([*words, "--agent.batch", "25"]) == ExitStatus.FAILED
+    assert "agent.batch is 25: it must divide by 2 learners" in capsys.readouterr().err
+    assert cli.main([*words, "--listen", "127.0.0.1:0"]) == ExitStatus.FAILED
+    assert (
+        "learners is 2, each with actors of its own: leave out --listen" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
