@@ -173,7 +173,5 @@ def test_one_process_refuses_to_be_several(tmp_path, capsys):
     assert cli.main([*words, "--agent.batch", "25"]) == ExitStatus.FAILED
     assert "agent.batch is 25: it must divide by 2 learners" in capsys.readouterr().err
     assert cli.main([*words, "--listen", "127.0.0.1:0"]) == ExitStatus.FAILED
-    assert (
-        "learners is 2, each with actors of its own: leave out --listen" in capsys.readouterr().err
-    )
+    assert "learners is 2, each with own actors: leave out --listen" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

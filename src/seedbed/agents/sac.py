@@ -257,7 +257,7 @@ class Sac(OffPolicyAgent):
         """
         shown = self._policy_part(inputs).reshape(inputs.shape[0] * inputs.shape[1], -1)
         mean, scale = self._normal(policy, shown)
-        noise = normal_rows(key, *inputs.shape[:2], mean.shape[-1]).reshape(mean.shape)
+        noise = normal_rows(key, (*inputs.shape[:2], mean.shape[-1])).reshape(mean.shape)
         draw = mean + scale * noise
         normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
         rows, slope = inputs.shape[:-1], log_slope(self._box(), draw)

@@ -38,17 +38,18 @@ def derived_seed(seed: int, count: int) -> int:
     return int(np.random.SeedSequence([seed, count]).generate_state(1)[0]) >> 1
 
 
-def normal_rows(key: Array, steps: int, rows: int, size: int) -> Array:
-    """Draws normal numbers `[steps, rows, size]` for this device's rows of a batch. Consumes the key.
+def normal_rows(key: Array, shape: tuple[int, ...]) -> Array:
+    """Draws normal numbers `[T, B, ...]` for this device's B rows of a batch. Consumes the key.
 
     They are those that the same rows of the whole batch have on one device.
     """
+    steps, rows, *rest = shape
     try:
         first = jax.lax.axis_index(AXIS).astype(jnp.uint32) * rows
     except NameError:  # so JAX says that no axis is mapped: there is one device
         first = jnp.uint32(0)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(rows, dtype=jnp.uint32))
-    return jax.vmap(lambda row: jax.random.normal(row, (steps, size)), out_axes=1)(keys)
+    return jax.vmap(lambda row: jax.random.normal(row, (steps, *rest)), out_axes=1)(keys)
 
 
 def environment_keys(run_key: Array, env_ids: Array, step: Array) -> Array:

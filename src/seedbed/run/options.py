@@ -136,7 +136,7 @@ class CentralConfig(_HostConfig):
             at_least(field, getattr(self, field), 1)
         if self.listen and self.learners > 1:
             raise SeedbedError(
-                f"learners is {self.learners}, each with actors of its own: leave out --listen"
+                f"learners is {self.learners}, each with own actors: leave out --listen"
             )
         for field in ("actors", "envs_per_actor"):
             at_least(field, getattr(self, field), 0)
@@ -167,14 +167,11 @@ class CentralConfig(_HostConfig):
                 "is for agents that learn while others act, such as impala, r2d2 and dqn"
             )
         part = 0 if experience is None else experience.batch // self.learners
+        most = math.gcd(_ENVS_PER_ACTOR, GROUPS * part) if self.learners > 1 else _ENVS_PER_ACTOR
+        actors = self.actors or (0 if self.listen else _cores())
+        envs = self.envs_per_actor or most
         if synchronous:
             actors, envs = _fitting(part, self.actors, self.envs_per_actor)
-        else:
-            actors = self.actors or (0 if self.listen else _cores())
-            envs = (
-                _ENVS_PER_ACTOR if self.learners == 1 else math.gcd(_ENVS_PER_ACTOR, GROUPS * part)
-            )
-            envs = self.envs_per_actor or envs
         _require_groups(envs)
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
         devices = len(self.learner_devices)
