@@ -17,6 +17,7 @@ from seedbed.exit_status import ExitStatus
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clusters.md"
 ENDLESS = "cartpole/impala --steps 100000000 --evaluate-every 0 --log-every-s 1"
+ONE = "cartpole/impala --learners 2 --actors 1"
 
 pytestmark = [
     pytest.mark.slow,
@@ -80,6 +81,41 @@ def test_gorila_has_its_roles_on_the_ranks(slurm):
     assert status == ExitStatus.FINISHED, said
     assert "host-1 has joined" in said and "host-2 has joined" in said
     assert len(re.findall(r"rank [12] ended: the run has ended", said)) == 2, said
+
+
+@pytest.mark.parametrize(
+    ("what", "run"),
+    [("cartpole/ppo --steps 100000", "fused"), (f"{ONE} --steps 50000", "central")],
+)
+def test_tasks_of_two_nodes_learn_as_one(slurm, what, run):
+    command = f"srun --nodes=2 --ntasks=2 seedbed train {what} --cluster slurm --run {run}"
+    status, said = slurm.run(command, 300)
+    assert status == ExitStatus.FAILED, said
+    assert "name the interface of a network that you trust" in said
+    status, said = slurm.run(f"{command} --trusted-interface lo", 300)
+    assert status == ExitStatus.FINISHED, said
+    assert "training as one learner of 2 processes" in said
+    assert "rank 1 ended: the run has ended" in said
+
+
+def test_a_job_of_one_learner_is_stopped_saved_and_queued_again(slurm):
+    job = slurm.submit(
+        submitted(
+            1,
+            f"{ENDLESS} --learners 2 --actors 1 --trusted-interface lo",
+            *("--nodes=2", "--ntasks=2", "--time=2", "--signal=USR2@40"),
+        )
+    )
+    asked = f"job {job} is queued again; it goes on from step "
+    wait_until(lambda: asked in slurm.said(job), "the first turn's end", 180)
+    (step,) = re.findall(rf"{asked}([\d,]+)", slurm.said(job))
+    assert int(step.replace(",", "")) > 0
+    wait_until(lambda: slurm.begins(job), "the second turn's begin", 60)
+    wait_until(lambda: f"going on from step {step}" in slurm.said(job), "the second turn", 90)
+    # scancel is one stop of all processes, and saves.
+    wait_until(lambda: steps(slurm, f"job-{job}") > int(step.replace(",", "")), "more steps", 90)
+    slurm.call(f"scancel {job}")
+    wait_until(lambda: "stopped and saved" in slurm.said(job), "the save", 40)
 
 
 def test_two_jobs_and_an_array_at_once(slurm):
