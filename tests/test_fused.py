@@ -632,7 +632,7 @@ def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder
         ({"devices": (99,)}, "--devices names device 99: this host has 8"),
         ({"devices": (0, 0)}, "name one or more different device indices"),
         ({"devices": (0, 1, 2)}, "16 environments: it must divide by 3 devices x 2 minibatches, 6"),
-        ({"devices": (0, 1), "seeds": 2}, "a population trains on one device"),
+        ({"devices": (0, 1), "seeds": 3}, "3 runs at once on 2 devices, of which each has equally"),
         ({"seeds": 0}, "seeds is 0: it must be 1 or more"),
         ({"steps": 0}, "steps is 0: it must be 1 or more"),
         ({"euler_share": 1.1}, "euler_share is 1.1: it must be from 0 to 1"),
@@ -679,6 +679,19 @@ def test_a_sweep_is_its_values_one_by_one():
         member = jax.tree.map(lambda x, i=i: x[i], swept.learner.params)
         same(member, alone.learner.params, rtol=1e-4, atol=1e-5)
     assert differ(jax.tree.map(lambda x: x[0], swept.learner.params), one.learner.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"seeds": 4}, {"sweep": "learning-rate=1e-3,4e-3"}], ids=str)
+def test_a_population_is_divided_among_devices(options):
+    _, one, report = run_program(CartPole(), TINY, 4, **options)
+    program, several, other = run_program(CartPole(), TINY, 4, devices=(0, 1), **options)
+    for leaf in jax.tree.leaves(several):
+        assert len(leaf.sharding.device_set) == 2 and not leaf.is_fully_replicated
+    same(jax.device_get(several), jax.device_get(one), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(report.transitions, other.transitions)
+    results = program.evaluate(several, 3)
+    assert results is not None and len(results) == program.members
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,18 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, env, agent):
 
 
 @pytest.mark.slow
+def test_a_population_with_replay_is_divided_among_devices():
+    agent = Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))
+    _, one, reports = run_program(Pendulum(), agent, 8, seeds=2)
+    _, several, others = run_program(Pendulum(), agent, 8, seeds=2, devices=(0, 1))
+    assert int(one.learner.updates[0]) > 0
+    for leaf in jax.tree.leaves(several):
+        assert len(leaf.sharding.device_set) == 2 and not leaf.is_fully_replicated
+    same(jax.device_get(several), jax.device_get(one), rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(reports[-1].updates, others[-1].updates)
+
+
+@pytest.mark.slow
 def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     train(tmp_path, CartPole(), steps=64)
     _, before, _ = saved(tmp_path)

@@ -100,7 +100,7 @@ def test_a_central_run_of_two_goes_on_with_three_and_with_one(tmp_path):
             job.await_learning()
             job.ranks[0].send_signal(signal.SIGTERM)
             assert job.end() == [ExitStatus.STOPPED] * learners, job.text()
-        assert f"training as one learner of {learners} processes" in job.text()
+        assert f"training as one learner, divided among {learners} processes" in job.text()
         assert "stopped and saved; go on with" in job.text()
     before = lines(run)[-1]
     steps = before["env_steps"] + 2000

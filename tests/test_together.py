@@ -138,9 +138,21 @@ def test_two_processes_equal_one_also_when_one_is_killed(alone, tmp_path):
         job.member(1).kill()
         assert job.end() == [0, 0], job.text()
     assert "the process of rank 1 was killed by signal 9: 2 of 2 processes go on" in job.text()
-    assert "training as one learner of 2 processes" in job.text()
+    assert "training as one learner, divided among 2 processes" in job.text()
     assert "rank 1 ended: the run has ended" in job.text(1)
     agree(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_a_population_is_divided_among_processes(tmp_path):
+    words = [*WORDS, "--steps", str(20 * 384), "--seeds", "4"]
+    assert cli.main(["train", *words, "--run", str(tmp_path / "alone")]) == 0
+    with Job(tmp_path / "run", 2, *words, "--checkpoint-every-s", "0.5") as job:
+        assert job.end() == [0, 0], job.text()
+    assert "training 4 runs, divided among 2 processes" in job.text()
+    agree(tmp_path / "run", tmp_path / "alone")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert len(last["evaluation/seeds"]) == 4
 
 
 @pytest.mark.slow
@@ -152,7 +164,7 @@ def test_a_run_of_two_goes_on_with_three_and_with_one(alone, tmp_path):
             job.await_learning()
             job.ranks[0].send_signal(signal.SIGTERM)
             assert job.end() == [ExitStatus.STOPPED] * ranks, job.text()
-        assert f"training as one learner of {ranks} processes" in job.text()
+        assert f"training as one learner, divided among {ranks} processes" in job.text()
         assert "stopped and saved; go on with" in job.text()
     assert cli.main(["train", "--resume", "--run", str(run)]) == 0
     agree(run, alone)
@@ -191,7 +203,9 @@ def test_the_others_outlive_rank_0_for_a_minute(tmp_path):
         job.ranks[0].wait()
         # Its second start counts rounds anew.
         job.start(0)
-        wait_for(lambda: "training as one learner of 2 processes" in job.text(), job.ranks[0])
+        wait_for(
+            lambda: "training as one learner, divided among 2 processes" in job.text(), job.ranks[0]
+        )
         job.await_learning()
         member = job.member(1)
         with Job(tmp_path / "run", 2, *words, only=1) as other:
@@ -244,6 +258,8 @@ def test_a_batch_is_divided_among_as_many_as_divide_it():
     config = {"agent": {"batch": 96, "minibatches": 2}, "fused": {"devices": [0, 1]}}
     parts = together.parts_of(config)
     assert [parts.most(there) for there in (8, 7, 5, 3, 1)] == [8, 6, 4, 3, 1]
+    population = {"agent": {"batch": 32}, "fused": {"seeds": 2, "sweep": "gamma=0.9,0.95,0.99"}}
+    assert [together.parts_of(population).most(there) for there in (6, 5, 4)] == [6, 3, 3]
     # Some agents have no minibatches, and those of users no batch.
     assert together.parts_of({"agent": {"batch": 32}, "fused": {}}).most(3) == 2
     assert together.parts_of({"agent": {}, "fused": {}}).most(3) == 3

@@ -94,7 +94,7 @@ def test_tasks_of_two_nodes_learn_as_one(slurm, what, run):
     assert "name the interface of a network that you trust" in said
     status, said = slurm.run(f"{command} --trusted-interface lo", 300)
     assert status == ExitStatus.FINISHED, said
-    assert "training as one learner of 2 processes" in said
+    assert "training as one learner, divided among 2 processes" in said
     assert "rank 1 ended: the run has ended" in said
 
 

@@ -88,7 +88,7 @@ def train(
         remote = listen(pool, env, config, run, view.message) if config.listen else None
         _await_spec(pool, session)
         if group is not None and group.member.of > 1:
-            view.message(f"training as one learner of {group.member.of} processes")
+            view.message(f"training as one learner, divided among {group.member.of} processes")
         begun = _begin(env, agent, config, pool, session)
         forget_others(run.replay, config.learners)
         view.message("compiling")

@@ -40,6 +40,9 @@ from seedbed.types import (
     plays_episodes,
 )
 
+_MEMBERS = "members"
+"""The mapped axis that divides the members of a population among devices."""
+
 
 class Program:
     """The compiled iterations and evaluations of a run. For one thread at a time."""
@@ -48,18 +51,18 @@ class Program:
         """Checks the options and wraps the environment; compiles nothing yet.
 
         `env` must be without auto-reset and `agent` may be unbound. Raises SeedbedError if a device is
-        missing, if sizes do not fit, if several members or replay are to use several devices, if `sweep`
-        names an option that cannot vary, or if `env` resets itself or has no integrator to choose.
+        missing, if sizes do not fit, if one run with replay is to use several devices, if `sweep` names an
+        option that cannot vary, or if `env` resets itself or has no integrator to choose.
         """
         devices = choose_shared_devices(config.devices, "--devices")
         # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
         bind(agent, env.spec)
-        self.plan = _plan(agent, config, len(devices))
         self.members = len(config.variations)
-        if self.members > 1 and len(devices) > 1:
+        self.plan = _plan(agent, config, len(devices) if self.members == 1 else 1)
+        if self.members > 1 and self.members % len(devices):
             raise SeedbedError(
-                f"{self.members} runs at once on {len(devices)} devices: a population trains on one "
-                "device; name one, or one seed"
+                f"{self.members} runs at once on {len(devices)} devices, of which each has equally many: "
+                "change --seeds, the values of --sweep, or --devices"
             )
         _check_sweep(agent, config)
         if plays_episodes(agent) and not env.episode_steps:
@@ -79,8 +82,12 @@ class Program:
         self.task = type(env).__name__
         self.agent = checked(agent, env.spec)
         self.group = Group.joined
-        self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._axis = AXIS if len(devices) > 1 else None
+        # What divides a batch among devices, or among them the members of a population, which is no batch.
+        name = AXIS if self.members == 1 else _MEMBERS
+        self._mesh, self._axis = (
+            Mesh(np.array(devices), (name,)),
+            name if len(devices) > 1 else None,
+        )
         self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Array]] | None = None
         self._unpack: Callable[[np.ndarray], Iteration] | None = None
         self._play: Play | None = None
@@ -89,9 +96,11 @@ class Program:
     def carry_specs(self) -> Carry:
         """The partition of a carry: environments and actor states are divided among the devices.
 
-        Everything else is replicated on each device.
+        Everything else is replicated on each device. With several members, these are divided instead.
         """
-        whole, divided = P(), P(AXIS)
+        whole, divided = P(), P(self._mesh.axis_names[0])
+        if self.members > 1:
+            return Carry(*[divided] * len(Carry._fields))  # type: ignore[arg-type]
         return Carry(
             learner=whole,  # type: ignore[arg-type]
             env=divided,  # type: ignore[arg-type]
@@ -168,17 +177,19 @@ class Program:
             if euler_env is not None and self.config.euler_share == 1:
                 env, euler_env = euler_env, None  # the own step is not compiled
             move = rollout.moves(env, euler_env, use_euler)
-            carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
+            axis = self._axis if self.members == 1 else None
+            carry, report = rollout.iterate(varied, move, self.plan, axis, carry, progress)
             packed, self._unpack = _packed(report)
             return carry, packed
 
+        if self.members > 1:
+            step = self._own_members(jax.vmap(step, in_axes=(0, 0, 0, None)))
         if self._axis is not None:
-            specs = self.carry_specs
+            specs, check = self.carry_specs, self.members == 1
+            ins, outs = (specs, P(), P(), P()), (specs, P())
             step = jax.shard_map(
-                step, mesh=self._mesh, in_specs=(specs, P(), P(), P()), out_specs=(specs, P())
+                step, mesh=self._mesh, in_specs=ins, out_specs=outs, check_vma=check
             )
-        elif self.members > 1:
-            step = jax.vmap(step, in_axes=(0, 0, 0, None))
         begun, use_euler = self._progress([0] * self.members), np.bool_(False)
         try:
             return jax.jit(step, donate_argnums=0).trace(carry, self._options, begun, use_euler)
@@ -189,6 +200,27 @@ class Program:
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"
             ) from error
+
+    def _own_members(self, step: Callable[..., tuple[Carry, Array]]) -> Callable[..., Any]:
+        """Returns an iteration of this device's members, whose report is that of all."""
+        if self._axis is None:
+            return step
+        share = self.members // self._mesh.size
+
+        def own(
+            carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
+        ) -> tuple[Carry, Array]:
+            begin = share * jax.lax.axis_index(_MEMBERS)
+            options, progress = jax.tree.map(
+                lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), begin, share),
+                (options, progress),
+            )
+            carry, report = step(carry, options, progress, use_euler)
+            every = jnp.zeros((self.members, report.shape[1]), report.dtype)
+            every = jax.lax.dynamic_update_slice_in_dim(every, report, begin, 0)
+            return carry, jax.lax.psum(every, _MEMBERS)
+
+        return own
 
     def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
         """Runs one iteration and waits for it; returns the new carry and the report.

@@ -52,7 +52,8 @@ def train(
             some = f" for {program.euler_steps:,} steps, then with the environment's own"
             view.message(f"training with Euler's integrator{some * (config.euler_share < 1)}")
         if group is not None and group.member.of > 1:
-            view.message(f"training as one learner of {group.member.of} processes")
+            what = "as one learner" if program.members == 1 else f"{program.members} runs"
+            view.message(f"training {what}, divided among {group.member.of} processes")
         view.message("compiling")
         program.compile(fused.carry)
         if group is not None:
@@ -89,7 +90,8 @@ def _begun(
     """Returns a run that goes on from here, with all processes of the learner."""
     if program.group is not None:
         carry, _ = program.group.spread((carry, np.array(transitions)))
-    return FusedRun(program, program.place(carry), transitions, episodes)
+    updates = np.ravel(jax.device_get(carry.learner.updates))
+    return FusedRun(program, program.place(carry), transitions, updates, episodes)
 
 
 class FusedRun:
@@ -103,6 +105,7 @@ class FusedRun:
         program: Program,
         carry: Carry,
         transitions: list[int],
+        updates: np.ndarray,
         episodes: list[RecentEpisodes],
     ) -> None:
         """Takes the program, and the carry and counts of each member with which the run begins or goes on."""
@@ -111,7 +114,7 @@ class FusedRun:
         self.report: Iteration | None = None  # of the last iteration
         # The metrics of the last iteration that made updates, and which members made them.
         self._learned: tuple[dict[str, Any], np.ndarray] = ({}, np.zeros(0, bool))
-        self._updates = np.ravel(jax.device_get(carry.learner.updates))  # of each member
+        self._updates = updates  # of each member
         self.busy_s = np.zeros(3)  # seconds of this process in each of `STAGES`
         self._wanted = False  # whether a snapshot is wanted
         self._intact = True  # false once an iteration has failed

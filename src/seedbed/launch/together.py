@@ -117,7 +117,7 @@ class Watched:
 
 
 class Parts(NamedTuple):
-    """The sizes by which a batch is divided among processes."""
+    """The sizes by which a batch is divided among processes, or the members of a population are."""
 
     batch: int
     others: int  # devices of a process x minibatches
@@ -133,7 +133,10 @@ def parts_of(config: dict[str, Any]) -> Parts:
     agent, central = config.get("agent", {}), config.get("central")
     batch, minibatches = int(agent.get("batch", 0)), int(agent.get("minibatches", 1))
     if central is None:
-        return Parts(batch, len(config["fused"].get("devices", [0])) * minibatches)
+        fused = config["fused"]
+        devices, sweep = len(fused.get("devices", [0])), fused.get("sweep", "")
+        members = int(fused.get("seeds", 1)) * (sweep.count(",") + 1)
+        return Parts(batch, devices * minibatches) if members == 1 else Parts(members, devices)
     others = len(central.get("learner_devices", [0])) * minibatches
     envs = int(central["envs_per_actor"])
     if "unroll" in agent:

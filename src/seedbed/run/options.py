@@ -211,7 +211,7 @@ class FusedConfig(RuntimeConfig):
     euler_share: float = 0.0
     """First share of the steps that trains with Euler's integrator (faster); the rest use the task's own."""
     devices: tuple[int, ...] = (0,)
-    """Indices of the devices. The environments are divided among them."""
+    """Indices of the devices. Environments are divided among them, or the members of a population."""
 
     runtime: ClassVar[str] = "fused"
     on_device: ClassVar[bool] = True
