@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from seedbed.envs.device.mujoco import MujocoTask, Verdict, noisy_rest
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.envs.device.randomisation import Offset, Scale
 from seedbed.envs.host.contract import is_on_device
+from seedbed.spaces import PRIVILEGED
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -156,6 +158,53 @@ def test_a_kernel_does_what_vmap_does(task):
     for name in ("first", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(ours.timestep, name), getattr(theirs.timestep, name))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, theirs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """Counts its steps, and its only critics see the last action."""
+
+    episode_steps: int = 9
+    frame_skip: int = 1
+
+    @property
+    def spec(self) -> EnvSpec:
+        shown = {"count": ArraySpec((), "float32"), PRIVILEGED: ArraySpec((1,), "float32")}
+        return EnvSpec(shown, Box((1,), (-9.0,), (9.0,)))
+
+    def reset(self, key):
+        return EnvState.opening(jnp.float32(0), self._shown(0.0, jnp.zeros(1)))
+
+    def step(self, state, action):
+        count = state.inner + 1
+        return EnvState.after(count, self._shown(count, action), 0.0, False)
+
+    def _shown(self, count, action):
+        return {"count": jnp.float32(count), PRIVILEGED: action}
+
+
+def test_observations_and_actions_are_late_by_what_each_episode_draws():
+    env = wrappers.training(changes.delay(Counter(), observation=3, action=2))
+    now = roll(env).timestep
+    given, drawn = actions(env, 0), set()
+    for i in range(BATCH):
+        begin = np.flatnonzero(now.first[:, i])
+        for start, end in itertools.pairwise([*begin, STEPS + 1]):
+            # Of a step, the row; the action that leads to it is in the row before.
+            count = now.observation["count"][start:end, i]
+            seen = now.observation[PRIVILEGED][start:end, i, 0]
+            taken = given[start : end - 1, i, 0]
+            fits = [
+                (late, behind)
+                for late in range(4)
+                for behind in range(3)
+                if np.array_equal(count, np.maximum(0, np.arange(end - start) - late))
+                and np.allclose(seen[1:], np.append(np.zeros(behind), taken)[: end - start - 1])
+            ]
+            if end - start > 5:
+                (fit,) = fits
+                drawn.add(fit)
+    assert len(drawn) == 12, "each number of steps is drawn"
 
 
 def test_rewards_are_scaled_and_actions_clipped():
@@ -358,6 +407,9 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
         (lambda: wrappers.time_limit(Walk(), 10**18), "time_limit: 10{18} steps"),
         (lambda: changes.scale_reward(Walk(), float("nan")), "the factor is nan"),
         (lambda: changes.clip_action(CartPole()), "CartPole are Discrete"),
+        (lambda: changes.delay(Walk(), observation=-1), "observation is -1 steps"),
+        (lambda: changes.delay(Walk(), action=1.0), "action is 1.0 steps"),
+        (lambda: changes.delay(CartPole(), action=1), "of which none means that nothing is done"),
         (lambda: changes.normalise_observation(Counted()), "observation of Counted is uint8"),
         (lambda: varied(DRAWS[0], env=Walk()), r"Walk has no physics_model\(\)"),
         (lambda: varied(Scale("geom_type", 1, 1)), "'geom_type' cannot be"),

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.wrappers import Wrapper, wrapped
-from seedbed.types import Array, Box, Environment, EnvState, SeedbedError, Tree
+from seedbed.envs.device.wrappers import (
+    Wrapper,
+    reopen_child,
+    step_child,
+    unwrapped,
+    wrapped,
+)
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, without
+from seedbed.types import Array, Box, Environment, EnvState, SeedbedError, Tree, action_array
+
+_MOST_DELAY = 32
+# Parts of an observation that are never late.
+_IN_TIME = (ACTION_MASK, PRIVILEGED)
 
 
 def scale_reward(env: Environment, factor: float) -> Environment:
@@ -46,6 +57,28 @@ def normalise_observation(env: Environment) -> Environment:
                 f"{type(env).__name__} is {leaf.dtype}; only float32 can be normalised"
             )
     return _NormaliseObservation(env)
+
+
+def delay(env: Environment, observation: int = 0, action: int = 0) -> Environment:
+    """Shows observations late, and lets actions work late, by up to so many steps.
+
+    Both delays of an episode are drawn when it opens, each number of steps from 0 on with the same chance,
+    and stay. Until then the opening observation is shown, and the action is 0. What only critics see, and
+    which actions may be taken, is never late. The policy sees neither delay.
+
+    Raises SeedbedError unless both are whole numbers from 0 on, and if actions that are late are not a Box.
+    """
+    for name, steps in (("observation", observation), ("action", action)):
+        if type(steps) is not int or not 0 <= steps <= _MOST_DELAY:
+            raise SeedbedError(
+                f"delay: {name} is {steps!r} steps; give a whole number from 0 to {_MOST_DELAY}"
+            )
+    if action and not isinstance(env.spec.action, Box):
+        raise SeedbedError(
+            f"delay: the actions of {type(env).__name__} are {env.spec.action}, of which none means that "
+            "nothing is done; give action=0"
+        )
+    return _Delay(env, observation, action)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,3 +136,57 @@ class _NormaliseObservation(Wrapper):
         )
         timestep = child.timestep._replace(observation=scaled)
         return wrapped(child._replace(timestep=timestep), (total, mean_now, variance))
+
+
+class _Late(NamedTuple):
+    """The state of `_Delay`: the newest of each come first."""
+
+    steps: Array  # int32 [2], by which observations and actions of this episode are late
+    seen: Tree  # [observation + 1, ...]
+    taken: Array  # [action + 1, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Delay(Wrapper):
+    """The wrapper of `delay`."""
+
+    observation: int
+    action: int
+
+    def reopen(self, key: Array, last: EnvState | None) -> EnvState:
+        """Opens an episode and draws its delays; consumes the key."""
+        child_key, key = jax.random.split(key)
+        child = reopen_child(self.env, child_key, None if last is None else unwrapped(last)[0])
+        most = jnp.array([self.observation, self.action], jnp.float32)
+        steps = jnp.floor(jax.random.uniform(key, (2,)) * (most + 1)).astype(jnp.int32)
+        taken = action_array(self.env.spec.action)
+        shown = without(child.timestep.observation, *_IN_TIME)
+        seen = jax.tree.map(lambda x: jnp.stack([x] * (self.observation + 1)), shown)
+        nothing = jnp.zeros((self.action + 1, *taken.shape), taken.dtype)
+        return wrapped(child, _Late(steps, seen, nothing))
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Takes the action that is due, and shows the observation that is."""
+        child, own = unwrapped(state)
+        taken = _pushed(own.taken, action)
+        child = step_child(self.env, child, _at(taken, own.steps[1]))
+        observation = child.timestep.observation
+        shown = without(observation, *_IN_TIME)
+        seen = jax.tree.map(_pushed, own.seen, shown)
+        late = jax.tree.map(lambda leaf: _at(leaf, own.steps[0]), seen)
+        late = {**observation, **late} if isinstance(observation, dict) else late
+        timestep = child.timestep._replace(observation=late)
+        return wrapped(child._replace(timestep=timestep), _Late(own.steps, seen, taken))
+
+
+def _pushed(kept: Array, newest: Array) -> Array:
+    """Returns rows with another one before them, and without the last."""
+    return jnp.concatenate([jnp.asarray(newest, kept.dtype)[None], kept[:-1]])
+
+
+def _at(rows: Array, index: Array) -> Array:
+    """Returns a row. Every lane of a vector has an index of its own, so all rows are looked at."""
+    found = rows[0]
+    for number in range(1, rows.shape[0]):
+        found = jnp.where(index == number, rows[number], found)
+    return found
