@@ -9,7 +9,7 @@ from typing import Any
 from seedbed.central.experience import SavedSource
 from seedbed.run.group import Command, Group
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import Tree
+from seedbed.types import SeedbedError, Tree
 
 # Seconds for the others to save what belongs to a checkpoint.
 _SAVED_S = 600.0
@@ -133,6 +133,7 @@ class FollowingSource(_SharedSource):
         super().__init__(own, group, adds, steps, env_steps)
         self.env_steps = env_steps  # at the last update
         self._ended, self._told = threading.Event(), False
+        self._failures: list[BaseException] = []  # of a save
 
     @property
     def over(self) -> bool:
@@ -143,8 +144,10 @@ class FollowingSource(_SharedSource):
         """Waits at most so long for the leader's command to update; returns this process's part of the batch.
 
         Returns [] if there is none, and obeys other commands. Call from the learner thread only. Raises
-        PeerLost if the leader is gone.
+        PeerLost if the leader is gone, and the failure of a save.
         """
+        if self._failures:
+            raise self._failures[0]
         if not self._told:
             self._parts = self._own.take(timeout_s)
             if self._parts or self._own.over:
@@ -169,7 +172,10 @@ class FollowingSource(_SharedSource):
         return []
 
     def _save(self, step: int, number: int) -> None:
-        self._own.save(step, lambda: None)
+        try:
+            self._own.save(step, lambda: None)
+        except SeedbedError as failure:
+            self._failures.append(failure)
         self._group.arrive(f"saved-{number}")
 
     def mark(self, step: int | None = None) -> int:
