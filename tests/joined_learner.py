@@ -88,7 +88,7 @@ def learned(name, number=0, of=1, indices=(0,)):
 
 if __name__ == "__main__":
     number, of, address, out = sys.argv[1:]
-    group = Group(Member(int(number), int(of), address, "lo", os.getppid()))
+    group = Group(Member(int(number), int(of), int(number), address, "lo", os.getppid()))
     found = {name: learned(name, int(number), int(of)) for name in AGENTS}
     leaves = {name: jax.tree.leaves(each) for name, each in found.items()}
     Path(out).write_bytes(pickle.dumps(leaves))

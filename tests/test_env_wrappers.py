@@ -409,7 +409,7 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
         (lambda: changes.clip_action(CartPole()), "CartPole are Discrete"),
         (lambda: changes.delay(Walk(), observation=-1), "observation is -1 steps"),
         (lambda: changes.delay(Walk(), action=1.0), "action is 1.0 steps"),
-        (lambda: changes.delay(CartPole(), action=1), "of which none means that nothing is done"),
+        (lambda: changes.delay(CartPole(), action=1), "of which no 0 means that nothing is done"),
         (lambda: changes.normalise_observation(Counted()), "observation of Counted is uint8"),
         (lambda: varied(DRAWS[0], env=Walk()), r"Walk has no physics_model\(\)"),
         (lambda: varied(Scale("geom_type", 1, 1)), "'geom_type' cannot be"),

@@ -17,8 +17,10 @@ import pytest
 
 import joined_learner
 from seedbed import cli
+from seedbed.config import flags, resolve, settle
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import together
+from seedbed.run.options import CentralConfig, ParamServerConfig
 from seedbed.streams.addresses import bind_listener, joined_address
 from seedbed.types import SeedbedError
 from test_together import ENDLESS, RANK, Job
@@ -104,24 +106,54 @@ def test_a_central_run_of_two_goes_on_with_three_and_with_one(tmp_path):
     assert 0.9 * 24 * 8 < each <= 24 * 8
 
 
+DQN = ("CartPole-v1", "--agent", "dqn", "--agent.min-size", "600", "--agent.hidden-sizes", "8")
+
+
 @pytest.mark.slow
-def test_a_central_run_goes_on_without_a_process_that_is_killed_or_leaves(tmp_path):
-    agent = ("--agent", "dqn", "--agent.min-size", "500", "--agent.hidden-sizes", "8")
-    words = ["CartPole-v1", *agent, *OFTEN]
-    with Job(tmp_path / "run", 2, *words, "--steps", str(ENDLESS), "--learners", "2") as job:
+def test_a_central_run_goes_on_without_processes_that_are_killed_or_leave(tmp_path):
+    words = [*DQN, "--agent.batch", "24", "--actors", "1", *OFTEN, "--steps", str(ENDLESS)]
+    kept = "replay goes on with"
+    with Job(tmp_path / "run", 3, *words, "--learners", "3") as job:
         job.await_learning()
         job.member(1).kill()
-        wait_for(lambda: "2 of 2 processes go on" in job.text(), job.ranks[0])
+        wait_for(lambda: "3 of 3 processes go on" in job.text(), job.ranks[0])
         assert "the process of rank 1 was killed by signal 9" in job.text()
         job.await_learning()
         # Each has kept its own part of the replay.
-        assert "replay goes on with" in job.text() and "replay goes on with" in job.text(1)
-        job.ranks[1].send_signal(signal.SIGTERM)
-        assert job.ranks[1].wait(100) == ExitStatus.STOPPED
-        wait_for(lambda: "rank 1 is gone: 1 of 2 processes" in job.text(), job.ranks[0])
+        assert [job.text(rank).count(kept) for rank in range(3)] == [1, 1, 1]
+        job.ranks[1].kill()
+        wait_for(lambda: "rank 1 is gone: 2 of 3 processes" in job.text(), job.ranks[0])
+        job.await_learning()
+        assert min(job.text(rank).count(kept) for rank in (0, 2)) >= 2
+        job.ranks[2].send_signal(signal.SIGTERM)
+        assert job.ranks[2].wait(100) == ExitStatus.STOPPED
+        wait_for(lambda: "1 of 3 processes go on" in job.text(), job.ranks[0])
         job.await_learning()
         job.ranks[0].send_signal(signal.SIGTERM)
-        assert job.end() == [ExitStatus.STOPPED] * 2
+        assert job.end() == [ExitStatus.STOPPED, -signal.SIGKILL, ExitStatus.STOPPED]
+
+
+@pytest.mark.slow
+def test_replays_of_several_processes_make_the_steps_and_updates_of_the_run(tmp_path):
+    words = [*DQN, "--agent.batch", "24", "--agent.ratio", "1.2", *OFTEN, "--steps", "20000"]
+    with Job(tmp_path / "run", 2, *words, "--learners", "2") as job:
+        assert job.end() == [0, 0], job.text()
+    last = lines(tmp_path / "run")[-1]
+    assert 20000 <= last["env_steps"] < 20000 + 4000
+    # Of what comes after `min_size`, each item is drawn 1.2 times, but for eight batches of each process.
+    owed = (last["env_steps"] - 600) * 1.2 / 24
+    assert 0.9 * owed - 16 < last["learner_steps"] <= owed
+
+
+@pytest.mark.slow
+def test_what_a_process_fails_of_ends_the_job_and_is_told(tmp_path):
+    words = ["failing_member:make", "--agent", "impala", "--agent.batch", "32", *OFTEN]
+    with Job(tmp_path / "run", 2, *words, "--steps", str(ENDLESS), "--learners", "2") as job:
+        assert job.end() == [ExitStatus.FAILED] * 2, job.text()
+    assert "process 1 of this learner has failed" in job.text()
+    assert "the licence of this machine is used up" in job.text()
+    assert "go on as one learner" not in job.text(), "there was no second round"
+    assert lines(tmp_path / "run")[-1]["learner_steps"] > 0
 
 
 @pytest.mark.slow
@@ -140,7 +172,8 @@ def test_a_job_has_as_many_processes_as_learners():
     assert not together.learn_as_one(config, RANK, "1")
     with pytest.raises(SeedbedError, match="learners is 2, but the job has 3 processes: give --le"):
         together.learn_as_one(config, RANK, "2")
-    assert not together.learn_as_one({"paramserver": {"learners": 2}}, RANK, "")
+    for asked in ("", "3", "4"):
+        assert not together.learn_as_one({"paramserver": {"learners": 2}}, RANK, asked)
     assert together.learn_as_one({"fused": {}}, RANK, "")
 
 
@@ -151,6 +184,8 @@ def test_a_batch_is_divided_among_learners_as_their_groups_allow():
     assert [together.parts_of(unrolls).most(there) for there in (3, 2)] == [3, 1]
     unrolls["agent"]["batch"] = 24
     assert together.parts_of(unrolls).most(4) == 3
+    # A run that had hosts for its actors has none of its own.
+    assert together.parts_of({**unrolls, "central": central | {"actors": 0}}).most(3) == 3
     replay = {"agent": {"batch": 32}, "central": central}
     assert [together.parts_of(replay).most(there) for there in (3, 2)] == [2, 2]
 
@@ -164,3 +199,16 @@ def test_one_process_refuses_to_be_several(tmp_path, capsys):
     assert cli.main([*words, "--listen", "127.0.0.1:0"]) == ExitStatus.FAILED
     assert "learners is 2, each with own actors: leave out --listen" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_each_runtime_has_learners_of_its_own():
+    central = resolve.train_config("pong/dqn")
+    gorila = settle.in_runtime(central, "paramserver")
+    assert isinstance(gorila.runtime, ParamServerConfig) and gorila.runtime.learners == 2
+    back = settle.in_runtime(gorila, "central")
+    assert isinstance(back.runtime, CentralConfig) and back.runtime.learners == 1
+
+
+def test_the_last_of_several_values_counts():
+    words = ["--learners", "2", "--central.learners=3", "--actors", "4"]
+    assert flags.given(words, "--learners") == "3" and flags.given(words, "--steps") == ""

@@ -19,6 +19,7 @@ from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.types import LearnerState, SeedbedError, Timestep
+from waiting import wait_for
 
 
 def unroll(number):
@@ -116,7 +117,8 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
         state, env_steps = loop.take_snapshot()
         assert (state.updates, env_steps) == (1, 3)
         loop.request_snapshot()  # and of a learner that waits
-        assert loop.take_snapshot() is not None and loop.take_snapshot() is None
+        wait_for(lambda: loop.take_snapshot() is not None)
+        assert loop.take_snapshot() is None
     finally:
         queue.close()
         thread.join(60)

@@ -246,7 +246,7 @@ def test_gradients_stay_on_this_machine_unless_an_interface_is_trusted(capsys):
 
 
 def test_what_makes_a_process_a_member():
-    member = Member(1, 3, "127.0.0.1:4711", "lo", 17)
+    member = Member(1, 3, 2, "127.0.0.1:4711", "lo", 17)
     assert Member.of_environment(member.environment()) == member
     assert Member.of_environment({}) is None
     with pytest.raises(SeedbedError, match=f"{VARIABLE} is 'x/y': --cluster sets it"):

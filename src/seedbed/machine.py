@@ -22,12 +22,20 @@ def require_linux(what: str, remedy: str) -> None:
         )
 
 
+CORES = "SEEDBED_CORES"
+"""An environment variable of processes of ours that share a machine: how many cores each of them takes."""
+
+
 def usable_cores() -> float:
     """Returns the number of CPU cores that this process may use, by affinity and its container's quota.
 
     A quota need not be a whole number. Only version 2 of cgroups is known. macOS has neither: there, it is
-    the number of all cores.
+    the number of all cores. It is no more than `CORES` says.
     """
+    return min(_cores(), float(os.environ.get(CORES, "inf")))
+
+
+def _cores() -> float:
     if sys.platform != "linux":
         return float(os.cpu_count() or 1)
     cores = float(len(os.sched_getaffinity(0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 from seedbed.central.inference import ActOutput
 from seedbed.ops.keys import derived_seed
+from seedbed.printable import printable
 from seedbed.run.folder import RunFolder
 from seedbed.run.group import Group
 from seedbed.run.measures import Stopwatch
 from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import Agent, OnPolicy, Replay, Timestep, Tree
+from seedbed.types import Agent, OnPolicy, Replay, StorageError, Timestep, Tree
 
 
 class Place(NamedTuple):
@@ -25,12 +27,13 @@ class Place(NamedTuple):
 
     number: int = 0
     of: int = 1
+    rank: int = 0  # of the job, which stays when another process is lost
 
     @classmethod
     def here(cls) -> Place:
         """Returns that of this process."""
-        group = Group.joined
-        return cls() if group is None else cls(group.member.number, group.member.of)
+        member = None if Group.joined is None else Group.joined.member
+        return cls() if member is None else cls(member.number, member.of, member.rank)
 
     def part(self, count: int) -> int:
         """Returns this process's part of a count; the parts of all add up to it."""
@@ -38,7 +41,7 @@ class Place(NamedTuple):
 
     def seed(self, seed: int) -> int:
         """Returns a seed that no other process has; that of the first is `seed`."""
-        return derived_seed(seed, self.number) if self.number else seed
+        return derived_seed(seed, self.rank) if self.rank else seed
 
 
 class Share(NamedTuple):
@@ -64,11 +67,12 @@ class Share(NamedTuple):
             return cls(part, env_steps, config.steps, config.seed, None, run.checkpoints)
         # Their sizes stay as they are when a process is lost, so that the others keep theirs.
         sizes = {name: -(-getattr(whole, name) // learners) for name in ("capacity", "min_size")}
-        folder = run.replay if learners == 1 else run.replay / f"{place.number}-of-{learners}"
+        folder = run.replay if learners == 1 else run.replay / f"{place.rank}-of-{learners}"
         return cls(
             dataclasses.replace(whole, batch=batch, **sizes),
             place.part(env_steps),
-            place.part(config.steps),
+            # The leader says when all have their steps together.
+            config.steps if Group.joined is None else sys.maxsize,
             place.seed(config.seed),
             folder if config.save_replay else None,
             run.checkpoints,
@@ -77,10 +81,16 @@ class Share(NamedTuple):
 
 def forget_others(replay: Path, learners: int) -> None:
     """Removes what a run with another number of learners has kept in its folder for replays: it fits none."""
-    for entry in replay.iterdir() if replay.is_dir() else ():
-        shared = re.fullmatch(r"\d+-of-(\d+)", entry.name)
-        if (int(shared[1]) if shared else 1) != learners:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    try:
+        for entry in replay.iterdir() if replay.is_dir() else ():
+            shared = re.fullmatch(r"\d+-of-(\d+)", entry.name)
+            if (int(shared[1]) if shared else 1) != learners:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    except OSError as error:
+        raise StorageError(
+            f"{printable(replay)} cannot be cleared ({error.strerror}): remove what is of another number of "
+            "learners there"
+        ) from error
 
 
 class Sink(Protocol):

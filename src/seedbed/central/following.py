@@ -22,18 +22,18 @@ def follow(
     config: CentralConfig,
     path: Path,
     group: Group,
-    look: Callable[[], bool],
+    left: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> None:
     """Acts and learns with the others until the leader ends it.
 
-    `path` is the run's folder. `look` is called about ten times a second; it returns whether a signal has
-    come. Raises PeerLost if another process is gone, and SeedbedError if the actors fail for good.
+    `path` is the run's folder, and `left` returns whether a signal has come. Raises PeerLost if another
+    process is gone, and SeedbedError if the actors fail for good.
     """
     dispatch_in_place()
     run = RunFolder(path)
     with actors_of(env, agent, config, run) as pool:
-        if pool.wait_spec(look) is None:
+        if pool.wait_spec(left) is None:
             raise StoppedEarly
         begun = first(env, agent, config, pool)
         setup = set_up(env, config, pool, run, begun)
@@ -44,7 +44,7 @@ def follow(
         central.start()
         try:
             while central.advance():
-                look()
+                group.look()
                 for notice in central.take_notices():
                     tell(notice)
         finally:

@@ -21,7 +21,7 @@ from seedbed.central.gate import Gate
 from seedbed.central.inference import Inference
 from seedbed.central.updater import Updater
 from seedbed.run.devices import Device
-from seedbed.run.group import Group, here, placed
+from seedbed.run.group import here, joined, placed
 from seedbed.run.measures import Stopwatch
 from seedbed.run.stacking import FrameTrajectory, stack_trajectory
 from seedbed.run.update import (
@@ -94,8 +94,7 @@ class Learner:
                 in_specs=(whole, rows, whole, whole),
                 out_specs=(whole, Output(whole, whole, envs)),  # type: ignore[arg-type]
             )
-        group = None if len(self._own) == len(self.devices) else Group.joined
-        compiled = jax.jit if group is None else group.jit
+        compiled = jax.jit if len(self._own) == len(self.devices) else joined().jit
         self._prepare, self._shuffle = compiled(prepare), compiled(shuffle)
         self._gradient = compiled(gradient)
         self._measure = compiled(_measure, out_shardings=NamedSharding(mesh, P()))
@@ -257,16 +256,17 @@ class LearnerLoop:
                 stop.wait(_WAIT_S)
                 continue
             self._paused.clear()
-            self.waiting.start()
-            parts = source.take(_WAIT_S)
-            self.waiting.stop()
-            if parts:
-                self.starved_since_s = math.inf
-                self.busy.start()
-                with self._updating:
+            # Held from then on when the others of a learner are told to update, too.
+            with self._updating:
+                self.waiting.start()
+                parts = source.take(_WAIT_S)
+                self.waiting.stop()
+                if parts:
+                    self.starved_since_s = math.inf
+                    self.busy.start()
                     self._update(parts)
-                self.busy.stop()
-            else:
+                    self.busy.stop()
+            if not parts:
                 self.starved_since_s = min(self.starved_since_s, time.monotonic())
                 if self._updater.refresh(progress_of(source.env_steps, source.steps)):
                     self.updates = int(self._updater.state.updates)
@@ -302,7 +302,7 @@ class LearnerLoop:
         self._publish()
 
     def request_snapshot(self) -> None:
-        """Asks for a copy of the state: now, or after the update under way. Any thread may call this."""
+        """Asks for a copy of the state: now, or after the update or the wait under way. Any thread may."""
         self._wanted.set()
         self._serve_snapshot()
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from seedbed.central.experience import SavedSource
 from seedbed.run.group import Command, Group
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import SeedbedError, Tree
+from seedbed.types import Tree
 
 # Seconds for the others to save what belongs to a checkpoint.
 _SAVED_S = 600.0
+# Seconds between two counts of the others' transitions.
+_COUNT_S = 1.0
+# Seconds for which a process that is ready waits for the leader's command at once.
+_COMMAND_S = 1.0
 
 
 class _SharedSource:
@@ -69,17 +75,21 @@ class LeadingSource(_SharedSource):
     ) -> None:
         super().__init__(own, group, adds, steps, env_steps)
         self._others = env_steps - own.env_steps  # transitions of the others, beyond the own ones
-        self._ended = False  # whether one of them has no more batches
+        self._told: int | None = None  # `env_steps` of the update under way
+        self._counted_s = -math.inf
 
     @property
     def env_steps(self) -> int:
-        """Transitions of the whole run that count so far, as the others have last told."""
-        return self._own.env_steps + self._others
+        """Transitions of the whole run that count so far, as the others have last told.
+
+        While a batch is learned from, it is the number that all schedules follow. Any thread may read it.
+        """
+        return self._own.env_steps + self._others if self._told is None else self._told
 
     @property
     def over(self) -> bool:
-        """Whether a process has no more batches. Any thread may read it."""
-        return self._ended or (not self._parts and self._own.over)
+        """Whether the run has its steps, or no more batches come. Any thread may read it."""
+        return self._own.over or self.env_steps >= self.steps
 
     def take(self, timeout_s: float) -> list[FrameTrajectory]:
         """Waits at most so long for a batch; returns this process's part of it, or [] if there is none.
@@ -88,26 +98,32 @@ class LeadingSource(_SharedSource):
         gone, or is to leave.
         """
         self._group.require_all()
+        if time.monotonic() > self._counted_s + _COUNT_S:
+            self._count()
         self._parts = self._parts or self._own.take(timeout_s)
-        if not self._parts:
+        if self.over or not (self._parts and self._group.are_ready()):
             return []
-        reports = self._group.reports(timeout_s)
-        if reports is None:
-            return []
-        if self._adds:
-            self._others = sum(env_steps for env_steps, _ in reports)
-        if any(over for _, over in reports):
-            self._ended = True
-            return []
-        self._group.command(Command("step", self.env_steps))
+        self._told = self.env_steps
+        self._group.command(Command("step", self._told))
         parts, self._parts = self._parts, []
         return parts
+
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        """Reports that the whole batch has been learned from; `priorities` are those of the own part."""
+        super().learned(transitions, metrics, priorities)
+        self._told = None
+
+    def _count(self) -> None:
+        self._counted_s = time.monotonic()
+        if self._adds:
+            self._others = sum(self._group.counts()) or self._others
 
     def mark(self, step: int | None = None) -> int:
         """Notes what `save` is to write for a checkpoint of `env_steps` steps, here and in the others.
 
         Returns the step. Any thread may call this while no update is under way.
         """
+        self._count()
         step = self._own.mark(self.env_steps if step is None else step)
         self._group.command(Command("mark", step))
         return step
@@ -115,13 +131,15 @@ class LeadingSource(_SharedSource):
     def save(self, step: int, settle: Callable[[], None]) -> None:
         """Saves what a checkpoint of `step` needs, here and in the others, and waits for them.
 
-        Raises PeerLost if another process is gone.
+        It does not wait once a process is known to be gone, or to have failed. Raises PeerLost if one is
+        gone, and SeedbedError if one has failed.
         """
         settle()
         self._group.command(Command("save", step))
         self._own.save(step, lambda: None)
         self._saves += 1
-        self._group.meet(f"saved-{self._saves}", _SAVED_S)
+        if not self._group.lacks:
+            self._group.meet(f"saved-{self._saves}", _SAVED_S)
 
 
 class FollowingSource(_SharedSource):
@@ -132,7 +150,7 @@ class FollowingSource(_SharedSource):
     ) -> None:
         super().__init__(own, group, adds, steps, env_steps)
         self.env_steps = env_steps  # at the last update
-        self._ended, self._told = threading.Event(), False
+        self._ended, self._told, self._counted_s = threading.Event(), False, -math.inf
         self._failures: list[BaseException] = []  # of a save
 
     @property
@@ -148,12 +166,15 @@ class FollowingSource(_SharedSource):
         """
         if self._failures:
             raise self._failures[0]
+        if time.monotonic() > self._counted_s + _COUNT_S:
+            self._counted_s = time.monotonic()
+            self._group.count(self._own.env_steps)
         if not self._told:
             self._parts = self._own.take(timeout_s)
-            if self._parts or self._own.over:
-                self._group.report(self._own.env_steps, int(not self._parts))
+            if self._parts:
+                self._group.report()
                 self._told = True
-        command = self._group.next_command(timeout_s)
+        command = self._group.next_command(_COMMAND_S if self._told else 0.0)
         if command is None:
             return []
         if command.what == "end":
@@ -174,9 +195,10 @@ class FollowingSource(_SharedSource):
     def _save(self, step: int, number: int) -> None:
         try:
             self._own.save(step, lambda: None)
-        except SeedbedError as failure:
+        except BaseException as failure:
             self._failures.append(failure)
-        self._group.arrive(f"saved-{number}")
+        finally:
+            self._group.arrive(f"saved-{number}")
 
     def mark(self, step: int | None = None) -> int:
         """Returns the step: the leader says when to note something."""

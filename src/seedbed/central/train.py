@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -86,14 +87,16 @@ def train(
                 f"starting {config.actors} actors with {config.envs_per_actor} environments each"
             )
         remote = listen(pool, env, config, run, view.message) if config.listen else None
+        if group is not None:
+            group.look = functools.partial(_require_going_on, session, group)
         _await_spec(pool, session)
         if group is not None and group.member.of > 1:
             view.message(f"training as one learner, divided among {group.member.of} processes")
         begun = _begin(env, agent, config, pool, session)
-        forget_others(run.replay, config.learners)
         view.message("compiling")
         setup = set_up(env, config, pool, run, begun)._replace(remote=remote)
         found = setup.source.restore(begun.env_steps)
+        forget_others(run.replay, config.learners)
         if begun.env_steps and found:
             view.message(found)
         with contextlib.nullcontext() if group is None else group.leading():
@@ -101,6 +104,13 @@ def train(
         if remote is not None:
             _say_farewell(remote, run, summary)
         return summary
+
+
+def _require_going_on(session: Session, group: Group) -> None:
+    """Raises StoppedEarly after a signal, and PeerLost or SeedbedError if another process goes no further."""
+    if session.interrupted():
+        raise StoppedEarly
+    group.require_all()
 
 
 def _require_processes(config: CentralConfig, group: Group | None) -> None:

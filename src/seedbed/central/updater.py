@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from seedbed.run.devices import Device
-from seedbed.run.group import placed
+from seedbed.run.group import joined, placed
 from seedbed.run.update import AXIS
 from seedbed.types import Agent, LearnerState, Output, Tree
 
@@ -63,7 +63,8 @@ class LocalUpdater:
         """
         self._whole = NamedSharding(Mesh(np.array(devices), (AXIS,)), P())
         self._state = jax.tree.map(lambda leaf: placed(jnp.copy(leaf), self._whole), state)
-        self._apply = jax.jit(functools.partial(_apply, agent), donate_argnums=1)
+        compiled = jax.jit if self._whole.is_fully_addressable else joined().jit
+        self._apply = compiled(functools.partial(_apply, agent), donate_argnums=1)
 
     @property
     def state(self) -> LearnerState:

@@ -128,7 +128,8 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
 def given(arguments: Sequence[str], option: str) -> str:
     """Returns the value that a command line gives an option, "" if it gives none."""
     words = [*map(_plain_name, _split_equals(arguments)), ""]
-    return words[words.index(option) + 1] if option in words[:-1] else ""
+    places = [place for place, word in enumerate(words[:-1]) if word == option]
+    return words[places[-1] + 1] if places else ""
 
 
 def command(config: TrainConfig) -> str:

@@ -104,6 +104,10 @@ def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
     return plain, scaling.for_this_device(plain)
 
 
+# Options that mean another thing in each runtime that has them.
+_OWN = ("learners",)
+
+
 def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
     """Returns a configuration with the runtime of this name; options that the former one has, too, stay.
 
@@ -124,7 +128,8 @@ def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
     shared = {
         field.name: getattr(former, field.name)
         for field in dataclasses.fields(kind)
-        if getattr(former, field.name, 0) or field.name in ("seed", "evaluate_every")
+        if (getattr(former, field.name, 0) or field.name in ("seed", "evaluate_every"))
+        and field.name not in _OWN
     }
     return dataclasses.replace(config, runtime=kind(**shared))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 
@@ -13,21 +11,15 @@ from seedbed.run.options import FusedConfig
 from seedbed.types import Agent, Environment
 
 
-def follow(
-    env: Environment, agent: Agent, config: FusedConfig, group: Group, look: Callable[[], object]
-) -> None:
-    """Trains with the others until the leader ends it.
-
-    `look` is called about once a second, between iterations and while the leader evaluates or saves. Raises
-    PeerLost if another process is gone.
-    """
+def follow(env: Environment, agent: Agent, config: FusedConfig, group: Group) -> None:
+    """Trains with the others until the leader ends it; raises PeerLost if another process is gone."""
     program = Program(env, agent, config)
     template = (jax.eval_shape(program.first), np.zeros(program.members, np.int64))
     carry, transitions = group.spread(template)
     carry, done = program.place(carry), transitions.tolist()
     program.compile(carry)
-    group.meet("compiled", look=look)
-    for command in group.commands(look):
+    group.meet("compiled")
+    for command in group.commands():
         with group.together():
             if command.what == "show":
                 whole(carry)

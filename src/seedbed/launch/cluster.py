@@ -37,6 +37,7 @@ from seedbed.printable import printable
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.member import Member
+from seedbed.run.options import CentralConfig
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
@@ -159,6 +160,9 @@ def train(
 
     def change(config: TrainConfig) -> TrainConfig:
         more = options_for(config.runtime.runtime, rest, 1 if member else rank.of)
+        goes_on = member is not None and (folder / CONFIG).exists()
+        if goes_on and isinstance(config.runtime, CentralConfig):
+            more = members.sizes_for(config.runtime, rest)
         return flags.override(config, [*rest, *more], False)
 
     def begin(resume: bool) -> tuple[int, dict[str, Any]]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flags
 from seedbed.config.saved import read_config
-from seedbed.exit_status import ExitStatus
+from seedbed.exit_status import ExitStatus, PeerLost, StoppedEarly
 from seedbed.paramserver.role import end_with
 from seedbed.run.folder import CONFIG
 from seedbed.run.member import Member
-from seedbed.run.options import FusedConfig
+from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
 from seedbed.run.signals import stopping_signals
+from seedbed.types import SeedbedError
+
+
+def sizes_for(config: CentralConfig, given: Sequence[str]) -> list[str]:
+    """Returns options that let sizes be chosen anew where a run goes on with another number of learners."""
+    learners = flags.given(given, "--learners")
+    if learners in ("", str(config.learners)):
+        return []
+    anew = {"--listen": "", "--actors": "0", "--envs-per-actor": "0"}
+    return [word for name, value in anew.items() if name not in given for word in (name, value)]
 
 
 def lead(member: Member, run: Path, begin: Callable[[bool], tuple[int, dict[str, Any]]]) -> int:
@@ -40,22 +50,29 @@ def follow(member: Member, run: Path, trusted: bool, tell: Callable[[str], None]
     from seedbed.run.group import Group
 
     end_with(member.parent)
-    left = threading.Event()
     with stopping_signals(lambda text: None) as interruption:
         group = Group(member)
 
-        def look() -> bool:
-            if interruption.requested() and not left.is_set():
-                left.set()
+        def left() -> bool:
+            if interruption.requested():
                 group.leave()
-            return left.is_set()
+            return interruption.requested()
 
-        group.meet("settled", look=look)
-        keep_programs()
-        config = read_config(run / CONFIG, trusted)
-        env, agent, options = config.env, config.agent, config.runtime
-        if isinstance(options, FusedConfig):
-            fused.follow(env, agent, options, group, look)  # type: ignore[arg-type]
-        else:
-            central.follow(env, agent, options, run, group, look, tell)  # type: ignore[arg-type]
+        group.look = left
+        try:
+            group.meet("settled")
+            keep_programs()
+            config = read_config(run / CONFIG, trusted)
+            env, agent, options = config.env, config.agent, config.runtime
+            if isinstance(options, FusedConfig):
+                fused.follow(env, agent, options, group)  # type: ignore[arg-type]
+            else:
+                central.follow(env, agent, options, run, group, left, tell)  # type: ignore[arg-type]
+        except PeerLost:
+            raise
+        except (SeedbedError, StoppedEarly) as failure:
+            # The leader saves, says why, and ends the job; without that it would only miss this process.
+            if not interruption.requested():
+                group.fail(str(failure))
+            raise
     return ExitStatus.STOPPED if interruption.requested() else ExitStatus.FINISHED

@@ -50,6 +50,13 @@ def train(
     with RayHosts(folder.absolute(), wanted) as hosts:
 
         def change(config: TrainConfig) -> TrainConfig:
+            if (
+                int(flags.given(rest, "--learners") or 1) > 1
+                and config.runtime.runtime == "central"
+            ):
+                raise SeedbedError(
+                    "--learners: Ray's hosts have actors only; take --cluster ranks or slurm, or leave it out"
+                )
             more = options_for(config.runtime.runtime, rest, hosts.count + 1, "leave out --cluster")
             return flags.override(config, [*rest, *more], False)
 

@@ -27,6 +27,7 @@ from seedbed.actors.waiting import StopSignals
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.launch.ranks import Rank
+from seedbed.machine import CORES, usable_cores
 from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS
@@ -141,7 +142,7 @@ def parts_of(config: dict[str, Any]) -> Parts:
     envs = int(central["envs_per_actor"])
     if "unroll" in agent:
         # An agent that acts, stops and learns needs equally many unrolls of every environment.
-        every = int(central["actors"]) * envs
+        every = int(central["actors"]) * envs or envs
         others = math.lcm(others, envs // 2 if batch % every else every)
     return Parts(batch, others)
 
@@ -154,7 +155,9 @@ def learn_as_one(config: dict[str, Any], rank: Rank, asked: str) -> bool:
     """
     if "fused" in config:
         return True
-    saved = config.get("central", {}).get("learners", 1)
+    if "central" not in config:
+        return False
+    saved = config["central"].get("learners", 1)
     learners = int(asked) if asked.isdecimal() else int(saved)
     if learners not in (1, rank.of):
         raise SeedbedError(
@@ -340,10 +343,12 @@ class Supervisor:
             time.sleep(_TICK_S)
 
     def _start(self, number: int, of: int, address: str) -> None:
-        member = Member(number, of, address, self._interface, os.getpid())
+        rank = self._rank
+        member = Member(number, of, rank.number, address, self._interface, os.getpid())
+        cores = rank.cores or usable_cores() / rank.beside
         self._child = subprocess.Popen(
             [sys.executable, "-m", "seedbed", *sys.argv[1:]],
-            env=os.environ | member.environment(),
+            env=os.environ | member.environment() | {CORES: str(cores)},
             # What the terminal sends comes to the supervisor only, which passes it on once.
             start_new_session=True,
         )

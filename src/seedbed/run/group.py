@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ from seedbed.exit_status import PeerLost
 from seedbed.run.devices import start_jax
 from seedbed.run.leaves import array_of, like, shape_and_dtype
 from seedbed.run.member import Member
-from seedbed.types import Tree
+from seedbed.types import SeedbedError, Tree
 
 
 class Command(NamedTuple):
@@ -51,8 +51,6 @@ _END_S = 5.0
 _LOOK_S = 1.0
 # Seconds after which somebody's leave ends the round: who stops a job tells one process after the other.
 _LEAVE_S = 3.0
-# The least time that a key is waited for.
-_LEAST_S = 1e-3
 # Commands that are kept behind the newest one: somebody may not have read them yet. Nobody is further behind,
 # as updates, saves and the whole state wait for everybody.
 _KEPT = 16
@@ -75,8 +73,11 @@ class Group:
         """
         self.member = member
         self._commands, self._commanding = 0, threading.Lock()
-        self._reports, self._reported = 0, dict[int, Sequence[int]]()
+        self._reports, self._reported = 0, set[int]()
+        self.look: Callable[[], object] = lambda: None
+        """Is called about once a second while this process waits for others; it may raise."""
         self._programs = 0
+        self.lacks = False  # whether a process is known to do nothing more
         self._looked_s, self._leaving_s = 0.0, float("inf")
         # SIGTERM is the session's: JAX would take it.
         jax.config.update("jax_enable_preemption_service", False)
@@ -128,15 +129,15 @@ class Group:
                 self.command(Command("end"))
                 self.meet("ended", _END_S)
 
-    def commands(self, look: Callable[[], object]) -> Iterator[Command]:
-        """Yields the leader's commands, but for the end; calls `look` about once a second. For the others.
+    def commands(self) -> Iterator[Command]:
+        """Yields the leader's commands, but for the end. For the others.
 
         Raises PeerLost if the leader is gone.
         """
         while True:
             if time.monotonic() > self._looked_s + _LOOK_S:
                 self._looked_s = time.monotonic()
-                look()
+                self.look()
             command = self.next_command(_LOOK_S)
             if command is None:
                 continue
@@ -145,9 +146,9 @@ class Group:
             yield command
 
     def next_command(self, timeout_s: float) -> Command | None:
-        """Returns the leader's next command, None if it does not come in time. For the others.
+        """Returns the leader's next command, None if it does not come in time; 0 s is no wait.
 
-        Raises PeerLost if the leader is gone.
+        For the others. Raises PeerLost if the leader is gone.
         """
         text = self._read(f"command/{self._commands}", timeout_s)
         if text is None:
@@ -159,40 +160,63 @@ class Group:
             self.meet("ended", _END_S)
         return command
 
-    def report(self, *figures: int) -> None:
+    def report(self) -> None:
         """Tells the leader that this process is ready for the next update. For the others."""
-        text = " ".join(map(str, figures))
-        self._client.key_value_set(f"report/{self._reports}/{self.member.number}", text)
+        self._client.key_value_set(f"ready/{self._reports}/{self.member.number}", "")
         self._reports += 1
 
-    def reports(self, timeout_s: float) -> list[Sequence[int]] | None:
-        """Returns the others' next reports, None if one does not come in time. For the leader."""
-        until_s = time.monotonic() + timeout_s
+    def are_ready(self) -> bool:
+        """Waits a second at most until the others are ready for the next update; returns whether they are.
+
+        For the leader.
+        """
         for number in range(1, self.member.of):
             if number not in self._reported:
-                left_s = max(_LEAST_S, until_s - time.monotonic())
-                text = self._read(f"report/{self._reports}/{number}", left_s)
-                if text is None:
-                    return None
-                self._reported[number] = [int(word) for word in text.split()]
-        self._client.key_value_delete(f"report/{self._reports}/")
-        self._reports += 1
-        found, self._reported = list(self._reported.values()), {}
-        return found
+                if self._read(f"ready/{self._reports}/{number}") is None:
+                    return False
+                self._reported.add(number)
+        self._client.key_value_delete(f"ready/{self._reports}/")
+        self._reports, self._reported = self._reports + 1, set()
+        return True
+
+    def count(self, steps: int) -> None:
+        """Tells the leader how many transitions count of this process by now. For the others."""
+        self._client.key_value_set(f"count/{self.member.number}", str(steps), allow_overwrite=True)
+
+    def counts(self) -> list[int]:
+        """Returns what the others have told last of their transitions. For the leader; any thread may."""
+        return [int(count) for _, count in self._client.key_value_dir_get("count/")]
+
+    def fail(self, why: str) -> None:
+        """Tells the leader that this process has failed, and waits until it has ended. For the others."""
+        self._client.key_value_set(f"failed/{self.member.number}", why, allow_overwrite=True)
+        with contextlib.suppress(PeerLost):
+            for _ in self.commands():
+                pass
 
     def leave(self) -> None:
         """Asks the leader to save, and to go on without this process. For the others."""
         self._client.key_value_set(f"leaves/{self.member.number}", "", allow_overwrite=True)
 
     def require_all(self) -> None:
-        """Raises PeerLost if another process is to leave. For the leader, which is about to go on."""
+        """Raises PeerLost if another process is to leave, and SeedbedError if one has failed.
+
+        For the leader, which is about to go on.
+        """
         now_s = time.monotonic()
         if now_s > self._looked_s + _LOOK_S:
             self._looked_s = now_s
+            self._require_none_failed()
             if self._client.key_value_dir_get("leaves/"):
                 self._leaving_s = min(self._leaving_s, now_s)
         if now_s > self._leaving_s + _LEAVE_S:
             raise PeerLost("a process of this learner is told to leave")
+
+    def _require_none_failed(self) -> None:
+        if self.leads and (failed := self._client.key_value_dir_get("failed/")):
+            self.lacks = True
+            number = failed[0][0].rpartition("/")[2]
+            raise SeedbedError(f"process {number} of this learner has failed: {failed[0][1]}")
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -205,20 +229,20 @@ class Group:
                 raise
             raise PeerLost(f"another process of this learner is gone ({text})") from error
 
-    def meet(
-        self, where: str, timeout_s: float = _COMPILED_S, look: Callable[[], object] = lambda: None
-    ) -> None:
-        """Waits until all are here; each place is met at once. Calls `look` about once a second.
+    def meet(self, where: str, timeout_s: float = _COMPILED_S) -> None:
+        """Waits until all are here; each place is met once.
 
         Signals are seen meanwhile, as they are not in a barrier of JAX's. Raises PeerLost if others do not
-        come.
+        come, and SeedbedError if one has failed.
         """
         until_s = time.monotonic() + timeout_s
         self.arrive(where)
         for number in range(self.member.of):
             while self._read(f"{where}/{number}") is None:
-                look()
+                self.look()
+                self._require_none_failed()
                 if time.monotonic() > until_s:
+                    self.lacks = True
                     raise PeerLost(f"process {number} of this learner has not come ({where})")
 
     def arrive(self, where: str) -> None:
@@ -226,11 +250,16 @@ class Group:
         self._client.key_value_set(f"{where}/{self.member.number}", "")
 
     def _read(self, key: str, timeout_s: float = _LOOK_S) -> str | None:
-        """Returns a key's value, None if it is not set in time; raises PeerLost if none can tell."""
+        """Returns a key's value, None if it is not set in time; raises PeerLost if none can tell.
+
+        What is waited for stays with the service until it comes, so nobody waits many times a second.
+        """
         try:
+            if not timeout_s:
+                return str(self._client.key_value_try_get(key))
             return str(self._client.blocking_key_value_get(key, math.ceil(1000 * timeout_s)))
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
+            if re.search("DEADLINE_EXCEEDED|NOT_FOUND", str(error)):
                 return None
             raise PeerLost(f"the process that leads is gone ({error})") from error
 
@@ -281,6 +310,12 @@ class Group:
         every = jax.make_array_from_process_local_data(rows, mine[None], (len(firsts), *mine.shape))
         total = jax.jit(lambda x: jnp.sum(x, 0, np.uint8), out_shardings=NamedSharding(mesh, P()))
         return np.asarray(total(every))
+
+
+def joined() -> Group:
+    """Returns that of this process, which must have joined one."""
+    assert Group.joined is not None, "devices of other processes come from a group"
+    return Group.joined
 
 
 def placed(value: Any, sharding: NamedSharding) -> Any:

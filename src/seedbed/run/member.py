@@ -16,6 +16,7 @@ class Member(NamedTuple):
 
     number: int  # from 0 on; 0 leads
     of: int
+    rank: int  # of the job, which has `of` ranks or more
     address: str  # HOST:PORT of JAX's coordination service, which the leader runs
     interface: str  # the network interface of collectives, such as lo
     parent: int  # the process without which this one must not live
@@ -31,8 +32,8 @@ class Member(NamedTuple):
         if text is None:
             return None
         try:
-            number, of, address, interface, parent = text.split("/")
-            return cls(int(number), int(of), address, interface, int(parent))
+            number, of, rank, address, interface, parent = text.split("/")
+            return cls(int(number), int(of), int(rank), address, interface, int(parent))
         except ValueError:
             raise SeedbedError(
                 f"{VARIABLE} is {text!r}: --cluster sets it for processes of its own; unset it"

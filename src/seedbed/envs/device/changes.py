@@ -73,10 +73,11 @@ def delay(env: Environment, observation: int = 0, action: int = 0) -> Environmen
             raise SeedbedError(
                 f"delay: {name} is {steps!r} steps; give a whole number from 0 to {_MOST_DELAY}"
             )
-    if action and not isinstance(env.spec.action, Box):
+    box = env.spec.action
+    if action and not (isinstance(box, Box) and max(box.low) <= 0 <= min(box.high)):
         raise SeedbedError(
-            f"delay: the actions of {type(env).__name__} are {env.spec.action}, of which none means that "
-            "nothing is done; give action=0"
+            f"delay: the actions of {type(env).__name__} are {box}, of which no 0 means that nothing is "
+            "done; give action=0"
         )
     return _Delay(env, observation, action)
 
