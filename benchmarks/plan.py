@@ -25,7 +25,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _training import CommandError, started
+import numpy as np
+
+from _training import CommandError, Watch, started
 from central import BUSY
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.run.lines import read_lines
@@ -96,18 +98,25 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
                 while not (run / "listen" / "address.json").exists() and process.poll() is None:
                     time.sleep(0.1)
                 stack.enter_context(started([*program, *words], **quiet))
-            lines = steady(process, run / "metrics.jsonl", seconds)
+            metrics, watch = run / "metrics.jsonl", Watch(process.pid)
+            lines = steady(process, metrics, seconds)
+            zero = metrics.stat().st_mtime - read_lines(metrics)[-1]["wall_s"]
+            watch.stop()
             # Roles of a parameter server end with the run.
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
     first, last = lines[0], lines[-1]
     passed = last["wall_s"] - first["wall_s"]
+    times, used = zip(*watch.cpu, strict=True)
+    begun, ended = np.interp([zero + first["wall_s"], zero + last["wall_s"]], times, used)
     lags = [line["lag_mean"] for line in lines if line.get("lag_mean") is not None]
     return {
         "steps_per_s": (last["env_steps"] - first["env_steps"]) / passed,
         "updates_per_s": (last["learner_steps"] - first["learner_steps"]) / passed,
         "lag_mean": statistics.fmean(lags) if lags else 0.0,
+        # Without the processes of `seedbed actor`.
+        "cores_busy": float(ended - begun) / passed,
         "seconds": passed,
     }
 
@@ -134,7 +143,8 @@ def judged(name: str, foretold: dict[str, Any], found: dict[str, float]) -> dict
     print(
         f"{name:<32} {said['env_steps_per_s']:>9,.0f} steps/s foretold, {found['steps_per_s']:>9,.0f} "
         f"measured: {100 * error:+.0f} % ({said['updates_per_s']:.1f} and {found['updates_per_s']:.1f} "
-        f"updates/s; {said['saturated'] or 'nothing'} saturates)",
+        f"updates/s, {said['cores_busy']:.2f} and {found['cores_busy']:.2f} cores busy; "
+        f"{said['saturated'] or 'nothing'} saturates)",
         flush=True,
     )
     return {**found, "error": error}

@@ -74,7 +74,7 @@ def program() -> int:
     end_program_with(ExitStatus.GIVEN_UP)
     if any(word.partition("=")[0] == "--cluster" for word in sys.argv):
         obey_scheduler()  # before JAX has threads, which would take its signal
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["plan"]):
         from seedbed.run.memory import set_up_malloc
 
         set_up_malloc()

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from seedbed.central.inference import batch_sizes
 from seedbed.plan.costs import ActingCosts, StreamCosts
-from seedbed.plan.engine import Machine, Process, Request, Resume, Signal, Simulation, Worker
+from seedbed.plan.engine import Cost, Machine, Process, Request, Resume, Signal, Simulation, Worker
 from seedbed.replay.limiter import SLACK_BATCHES
 from seedbed.types import OnPolicy, Replay
 
@@ -318,7 +318,7 @@ class Learner:
                 idle = not self._under_way
                 yield self._changed.wait
                 if idle and self._ready:
-                    yield self.simulation.sleep(self.costs.wake_s)
+                    yield self.acting.do(Cost(self.costs.wake_s))
                 continue
             acting = len(self.groups) - len(self._resting)
             if self.sizes.deadline_s and len(self._ready) < acting:

@@ -62,7 +62,6 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     from seedbed.config.settle import settle
     from seedbed.plan.hosts import read_hosts
     from seedbed.run.devices import dispatch_in_place
-    from seedbed.run.memory import set_up_malloc
     from seedbed.run.programs import keep_programs
 
     flags.reject_near(rest, parser)
@@ -73,7 +72,6 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
         raise UsageError("a plan makes no run: leave out --run, --resume and --cluster")
     kinds = read_hosts(own.hosts) if own.hosts is not None else None
     # As a run does.
-    set_up_malloc()
     keep_programs()
     dispatch_in_place()
     config = settle(given.request, lambda found: flags.override(found, given.rest, False)).config

@@ -28,7 +28,7 @@ class ActingCosts:
     crowding: (
         float  # how much longer work takes when all cores of this machine are busy; 0.2 is a fifth
     )
-    wake_s: float  # seconds until a process that waits at a doorbell goes on
+    wake_s: float  # core seconds until a process that waits at a doorbell goes on
     calls: tuple[CallCost, ...]  # in the order of their groups
     update: Cost  # of a batch, from taking it to publishing parameters
     seal: Cost = NOTHING  # of a group's step in replay

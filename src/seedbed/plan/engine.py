@@ -269,7 +269,7 @@ class Worker:
         wake_s: float = 0.0,
         device: Device | None = None,
     ) -> None:
-        """`wake_s` are the seconds until it begins after it has waited; `device` is what it uses."""
+        """`wake_s` are the core seconds with which it begins after a wait; `device` is what it uses."""
         self.machine, self._simulation = machine, simulation
         self._weight, self._wake_s, self._device = weight, wake_s, device
         self._waiting: collections.deque[tuple[Cost, Resume]] = collections.deque()
@@ -294,7 +294,7 @@ class Worker:
 
     def _run(self) -> Process:
         if self._wake_s:
-            yield self._simulation.sleep(self._wake_s)
+            yield self.machine.cores.work(Cost(self._wake_s), self._weight)
         while self._waiting:
             cost, resume = self._waiting.popleft()
             if cost.cpu_s:

@@ -22,7 +22,7 @@ from seedbed.types import Replay, SeedbedError
 
 _MODEST = 0.1
 """The weight of a process of niceness 10, as Linux has it."""
-_BATCHES, _EACH = 300, 60  # that are played in each half, and by each learner, at least
+_BATCHES, _EACH = 100, 60  # that are played in each half, and by each learner, at least
 _TURNS = 3  # of each group in each half, at least
 _BUSY = 0.7  # the load from which on a resource limits
 _ALIKE = 0.97  # of the highest load, from which on resources are as busy
