@@ -110,7 +110,8 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
     passed = last["wall_s"] - first["wall_s"]
     times, used = zip(*watch.cpu, strict=True)
     begun, ended = np.interp([zero + first["wall_s"], zero + last["wall_s"]], times, used)
-    lags = [line["lag_mean"] for line in lines if line.get("lag_mean") is not None]
+    every = (line.get("lag_mean", line.get("cluster/staleness_mean")) for line in lines)
+    lags = [lag for lag in every if lag is not None]
     return {
         "steps_per_s": (last["env_steps"] - first["env_steps"]) / passed,
         "updates_per_s": (last["learner_steps"] - first["learner_steps"]) / passed,
@@ -182,6 +183,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=cases(), metavar="CASE", help="save nothing")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a measurement")
     given = parser.parse_args()
+    # Runs end with this program, also if it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = {name: case for name, case in cases().items() if name in (given.only or cases())}
     if (load := os.getloadavg()[0]) > BUSY:
         print(f"load {load:.1f}: others use the machine, so this measures them too")
