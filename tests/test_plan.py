@@ -31,7 +31,16 @@ from seedbed.plan.costs import (
     from_json,
     to_json,
 )
-from seedbed.plan.engine import NOTHING, Card, Cores, Cost, Machine, Simulation, Worker
+from seedbed.plan.engine import (
+    NOTHING,
+    Card,
+    Cores,
+    Cost,
+    Fellows,
+    Machine,
+    Simulation,
+    Worker,
+)
 from seedbed.plan.fused import Iteration
 from seedbed.plan.hosts import EXAMPLE, HostKind, read_hosts
 from seedbed.plan.measuring import bench
@@ -128,6 +137,27 @@ def test_a_crowd_is_slower():
     simulation = Simulation()
     cores = Cores(simulation, 2.0, speed=2.0, crowding=0.5)
     assert finish(simulation, cores, [Cost(1.0), Cost(1.0)]) == pytest.approx([0.75, 0.75])
+
+
+def test_threads_of_a_process_slow_one_another():
+    """Each takes thrice as long while both work, and wastes half as much again: half a core each."""
+    simulation = Simulation()
+    cores = Cores(simulation, 4.0)
+    machine, ended = Machine(cores, Card(simulation, 1.0, 0.0)), {}
+    process = object()
+    workers = [Worker(simulation, machine, fellows=Fellows(process, 3.0, 1.5)) for _ in range(2)]
+    workers.append(Worker(simulation, machine, fellows=Fellows(object(), 3.0, 1.5)))
+
+    def work(number, seconds):
+        yield workers[number].do(Cost(seconds))
+        ended[number] = simulation.now
+
+    for number, seconds in enumerate((1.0, 2.0, 1.0)):
+        simulation.start(work(number, seconds))
+    assert simulation.run(lambda: len(ended) == 3, 1000)
+    # After 3 s the first has ended, and the second has done a third of what is left in a second.
+    assert ended == pytest.approx({0: 3.0, 1: 4.0, 2: 1.0})
+    assert cores.busy_s == pytest.approx(1.5 + 1.5 + 1.0 + 1.0)
 
 
 def test_a_worker_is_a_queue():

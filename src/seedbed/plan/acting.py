@@ -13,7 +13,17 @@ from typing import NamedTuple, Protocol
 
 from seedbed.central.inference import batch_sizes
 from seedbed.plan.costs import ActingCosts, StreamCosts
-from seedbed.plan.engine import Cost, Machine, Process, Request, Resume, Signal, Simulation, Worker
+from seedbed.plan.engine import (
+    Cost,
+    Fellows,
+    Machine,
+    Process,
+    Request,
+    Resume,
+    Signal,
+    Simulation,
+    Worker,
+)
 from seedbed.replay.limiter import SLACK_BATCHES
 from seedbed.types import OnPolicy, Replay
 
@@ -262,8 +272,12 @@ class Learner:
         """Starts nothing yet: `begin` does."""
         self.simulation, self.sizes, self.costs, self.rng = simulation, sizes, costs, rng
         first, last = (machine.devices[i] if machine.devices else None for i in (0, -1))
-        self.acting = Worker(simulation, machine, device=first)
-        self.learning = Worker(simulation, machine, device=last)
+        lost = costs.company
+        mine = (Fellows(self, slow, lost.waste) for slow in (lost.acting, lost.learning))
+        self.acting, self.learning = (
+            Worker(simulation, machine, device=device, fellows=fellows)
+            for device, fellows in zip((first, last), mine, strict=True)
+        )
         self.version = self.batches = 0
         self.latencies: list[float] = []
         self.lags: list[float] = []

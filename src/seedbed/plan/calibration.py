@@ -32,7 +32,7 @@ from seedbed.run.stacking import stacked_spec
 from seedbed.types import EnvSpec, bind
 from seedbed.version import __version__
 
-FORM = 1
+FORM = 2
 """The number of what is measured and how: another one, and nothing that was kept is used."""
 _SHARDS = (1, 3)  # with which round trips are measured
 Tell = Callable[[str], None]
@@ -158,6 +158,7 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
             wake_s=wake_s,
             calls=calls,
             update=NOTHING if sharded else update,
+            company=parts.company(),
             seal=parts.seal(),
             draw=parts.draw(priorities),
         )

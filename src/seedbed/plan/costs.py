@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 from typing import Any, NamedTuple
 
-from seedbed.plan.engine import NOTHING, Cost
+from seedbed.plan.engine import ALONE, NOTHING, Company, Cost
 
 MB = 1e6
 
@@ -33,6 +33,7 @@ class ActingCosts:
     update: Cost  # of a batch, from taking it to publishing parameters
     seal: Cost = NOTHING  # of a group's step in replay
     draw: Cost = NOTHING  # of a batch from replay, with the new priorities of its items
+    company: Company = ALONE  # what the threads of a learner lose by working at once
 
     def call(self, groups: int) -> CallCost:
         """Returns the cost of a call of any size, on the line through the two nearest that were measured."""
@@ -118,7 +119,8 @@ def from_json(data: dict[str, Any]) -> Calibration:
         calls = [CallCost(groups, *map(_cost, costs)) for groups, *costs in acting["calls"]]
         costs: dict[str, Any] = {n: _cost(acting[n]) for n in ("step", "update", "seal", "draw")}
         costs |= {name: acting[name] for name in ("crowding", "wake_s")}
-        parts["acting"] = ActingCosts(calls=tuple(calls), **costs)
+        company = Company(*map(float, acting["company"]))
+        parts["acting"] = ActingCosts(calls=tuple(calls), company=company, **costs)
     if (stream := data["stream"]) is not None:
         send, take, answer, read = map(_cost, stream[:4])
         parts["stream"] = StreamCosts(send, take, answer, read, *stream[4:])

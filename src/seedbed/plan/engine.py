@@ -39,6 +39,17 @@ class Cost(NamedTuple):
 NOTHING = Cost(0.0)
 
 
+class Company(NamedTuple):
+    """What threads of a process lose while another one works: they share Python's lock, and caches."""
+
+    acting: float = 1.0  # times as long as alone, for a turn of the inference thread
+    learning: float = 1.0  # for an update
+    waste: float = 1.0  # times as many core seconds, for both
+
+
+ALONE = Company()
+
+
 class Simulation:
     """The events of a model, in the order of their times and, at one time, of their making."""
 
@@ -126,7 +137,18 @@ class _Job:
     width: float
     weight: float
     resume: Resume
+    fellows: Fellows | None
     share: float = 0.0  # of the cores, now
+    waste: float = 1.0  # core seconds for one of its own, now
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Fellows:
+    """The threads of a process, as one of them sees them."""
+
+    process: object  # the same for all
+    slow: float  # times as long as alone, while another one works
+    waste: float  # times as many core seconds then
 
 
 class Cores:
@@ -149,14 +171,14 @@ class Cores:
         self._rate = speed  # core seconds of work that a busy core does in a second
         self._token = 0
 
-    def work(self, cost: Cost, weight: float = 1.0) -> Request:
-        """Returns a request that is met when the cores have done this much work."""
+    def work(self, cost: Cost, weight: float = 1.0, fellows: Fellows | None = None) -> Request:
+        """Returns a request that is met when the cores have done this much work, of a thread of a process."""
 
         def begin(resume: Resume) -> None:
             self._settle()
             width = min(cost.width, self.count)
             # A job of several threads has the weight of each.
-            self._jobs.append(_Job(cost.cpu_s, width, weight * width, resume))
+            self._jobs.append(_Job(cost.cpu_s, width, weight * width, resume, fellows))
             self._share()
 
         return begin
@@ -166,7 +188,7 @@ class Cores:
         self._since = self._simulation.now
         self.busy_s += self._used * passed_s
         for job in self._jobs:
-            job.left_s -= job.share * self._rate * passed_s
+            job.left_s -= job.share / job.waste * self._rate * passed_s
 
     def _share(self) -> None:
         """Gives all jobs their shares, and makes the event in which the first of them ends."""
@@ -175,14 +197,24 @@ class Cores:
             self._used = 0.0
             return
         free, weight = self.count, math.fsum(job.weight for job in self._jobs)
+        of = collections.Counter(job.fellows.process for job in self._jobs if job.fellows)
+        widths = {}
+        for job in self._jobs:
+            held = job.fellows is not None and of[job.fellows.process] > 1
+            job.waste = job.fellows.waste if job.fellows and held else 1.0
+            # Who waits for the lock uses no core.
+            slow = max(job.waste, job.fellows.slow) if job.fellows and held else 1.0
+            widths[job] = job.width * job.waste / slow
         # Those that want least for their weight first: what they leave is the others'.
-        for job in sorted(self._jobs, key=lambda job: job.width / job.weight):
-            job.share = min(job.width, free * job.weight / weight)
+        for job in sorted(self._jobs, key=lambda job: widths[job] / job.weight):
+            job.share = min(widths[job], free * job.weight / weight)
             free, weight = free - job.share, weight - job.weight
         self._used = math.fsum(job.share for job in self._jobs)
         beside = max(0.0, self._used - 1.0) / max(1.0, self.count - 1.0)
         self._rate = self._speed / (1.0 + self._crowding * beside)
-        first_s = min(max(0.0, job.left_s) / (job.share * self._rate) for job in self._jobs)
+        first_s = min(
+            max(0.0, job.left_s) * job.waste / (job.share * self._rate) for job in self._jobs
+        )
         token = self._token
         self._simulation.after(first_s, lambda: self._end(token))
 
@@ -192,7 +224,7 @@ class Cores:
         self._settle()
         ended = [job for job in self._jobs if job.left_s <= 1e-12]
         if not ended:  # by rounding
-            ended = [min(self._jobs, key=lambda job: job.left_s / job.share)]
+            ended = [min(self._jobs, key=lambda job: job.left_s * job.waste / job.share)]
         self._jobs = [job for job in self._jobs if job not in ended]
         self._share()
         for job in ended:
@@ -268,10 +300,15 @@ class Worker:
         weight: float = 1.0,
         wake_s: float = 0.0,
         device: Device | None = None,
+        fellows: Fellows | None = None,
     ) -> None:
-        """`wake_s` are the core seconds with which it begins after a wait; `device` is what it uses."""
+        """`wake_s` are the core seconds with which it begins after a wait; `device` is what it uses.
+
+        `fellows` are the other threads of its process, if it has some.
+        """
         self.machine, self._simulation = machine, simulation
         self._weight, self._wake_s, self._device = weight, wake_s, device
+        self._fellows = fellows
         self._waiting: collections.deque[tuple[Cost, Resume]] = collections.deque()
         self._active = False
         self._busy_s, self._since = 0.0, 0.0
@@ -294,11 +331,11 @@ class Worker:
 
     def _run(self) -> Process:
         if self._wake_s:
-            yield self.machine.cores.work(Cost(self._wake_s), self._weight)
+            yield self.machine.cores.work(Cost(self._wake_s), self._weight, self._fellows)
         while self._waiting:
             cost, resume = self._waiting.popleft()
             if cost.cpu_s:
-                yield self.machine.cores.work(cost, self._weight)
+                yield self.machine.cores.work(cost, self._weight, self._fellows)
             if cost.device_s and self._device is not None:
                 yield self._device.work(cost.device_s)
             self._simulation.after(0.0, resume)

@@ -18,14 +18,16 @@ import jax
 import numpy as np
 
 from seedbed.central.acting import InferenceLoop
-from seedbed.central.experience import Sink
+from seedbed.central.experience import Share, Sink
 from seedbed.central.inference import ActOutput, Inference, act_output
-from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater, Updater
+from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.central.replaying import ReplayFeed, trajectory_of
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.central.updater import LocalUpdater, Updater
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.machine import usable_cores
 from seedbed.plan.costs import CallCost
-from seedbed.plan.engine import NOTHING, Cost
+from seedbed.plan.engine import NOTHING, Company, Cost
 from seedbed.plan.played import APART, PLAYED, PlayedPool, clocks
 from seedbed.run.devices import Device
 from seedbed.run.folder import RunFolder
@@ -203,7 +205,8 @@ class Bench:
             # In memory: files are written while nothing waits for them.
             config = CentralConfig(save_replay=False, steps=1 << 60)
             run = RunFolder(folder)
-            self.feed = ReplayFeed(self.agent, self.pool, self._stack, config, run, 0)
+            share = Share.of(self.agent, config, run, 0)
+            self.feed = ReplayFeed(self.agent, self.pool, self._stack, share)
             sink: Sink = self.feed
         else:
             assert experience is not None
@@ -303,7 +306,46 @@ class Bench:
         learner = Learner(self.agent, self._stack, [self.device], jax.random.key(1), updater)
         again = SameBatch(parts, 2 * self._seconds)
         LearnerLoop(learner, [self.inference], again).run(threading.Event())
+        self._learner, self._parts = learner, parts
+        self._updating = np.median(again.spent, axis=0)
         return cost_of(again.spent, self.device), again.priorities
+
+    def company(self) -> Company:
+        """Measures turns of the inference thread beside updates of the learner thread. Call `update` first.
+
+        What they lose beyond what the cores explain is lost to Python's lock, which threads of a process
+        share, and to the caches.
+        """
+        turns, cpu_s, turn_s = self._turning()
+        each_s, stop = cpu_s / turns, threading.Event()
+        again = SameBatch(self._parts, float("inf"))
+        loop = LearnerLoop(self._learner, [self.inference], again)
+        thread = threading.Thread(target=loop.run, args=(stop,))
+        thread.start()
+        try:
+            turns, cpu_s, beside_s = self._turning()
+        finally:
+            stop.set()
+            thread.join()
+        spent = again.spent
+        update_cpu_s, update_s = self._updating
+        wanted = each_s / turn_s + update_cpu_s / update_s
+        crowd = max(1.0, wanted / usable_cores())
+        used_s = turns * each_s + len(spent) * update_cpu_s
+        return Company(
+            acting=max(1.0, beside_s / turn_s / crowd),
+            learning=max(1.0, float(np.median(spent, axis=0)[1]) / update_s / crowd),
+            waste=max(1.0, cpu_s / used_s),
+        )
+
+    def _turning(self) -> tuple[int, float, float]:
+        """Takes turns with one group; returns their number, the process's CPU seconds, and a turn's time."""
+        self.pool.wished, self.pool.spent, self.sink.spent = 1, [], []
+        begun = time.process_time()
+        self._turns(2 * self._seconds)
+        used_s = time.process_time() - begun
+        walls = [float(each[1]) for each in self.pool.spent]
+        return len(walls), used_s, statistics.median(walls)
 
 
 @contextlib.contextmanager

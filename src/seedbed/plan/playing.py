@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from seedbed.plan.engine import Card, Cores, Device, Machine, Simulation, Worker
+from seedbed.plan.engine import Card, Cores, Device, Fellows, Machine, Simulation, Worker
 from seedbed.plan.hosts import HostKind
 from seedbed.types import SeedbedError
 
@@ -43,10 +43,15 @@ class Model:
         self.resources.setdefault(name, []).append(busy)
 
     def worker(
-        self, name: str, machine: Machine, weight: float = 1.0, wake_s: float = 0.0
+        self,
+        name: str,
+        machine: Machine,
+        weight: float = 1.0,
+        wake_s: float = 0.0,
+        fellows: Fellows | None = None,
     ) -> Worker:
         """Makes a worker and counts it."""
-        worker = Worker(self.simulation, machine, weight, wake_s)
+        worker = Worker(self.simulation, machine, weight, wake_s, fellows=fellows)
         self.note(name, lambda: worker.busy_s)
         return worker
 

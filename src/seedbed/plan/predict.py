@@ -12,7 +12,7 @@ from seedbed.paramserver.placement import Machine as Taker
 from seedbed.paramserver.placement import Wish, place
 from seedbed.plan.acting import Group, Learner, Path, Replayed, Sizes, Unrolls
 from seedbed.plan.costs import ActingCosts, Calibration
-from seedbed.plan.engine import Cost, Machine, Worker
+from seedbed.plan.engine import Cost, Fellows, Machine, Worker
 from seedbed.plan.fused import Iteration, begin
 from seedbed.plan.hosts import HostKind, machines_of
 from seedbed.plan.playing import Model
@@ -212,7 +212,8 @@ def _central(
             "the run listens and has no actors: name their machines with --hosts FILE, or give --actors 1"
         )
     if isinstance(sizes.experience, Replay):
-        thread = model.worker("replay thread", machine)
+        fellows = Fellows(learner, costs.company.acting, costs.company.waste)
+        thread = model.worker("replay thread", machine, fellows=fellows)
         source = Replayed(model.simulation, sizes, costs, thread)
     else:
         source = Unrolls(model.simulation, sizes, groups + away)
