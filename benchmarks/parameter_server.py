@@ -17,124 +17,32 @@ import contextlib
 import datetime
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name, usable_cores
-from seedbed.paramserver import caller, shard
-from seedbed.paramserver.beginning import write_saves
-from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper
-from seedbed.paramserver.launching import RoleSpec
-from seedbed.paramserver.leases import Tally
-from seedbed.paramserver.outliers import Outliers
-from seedbed.paramserver.updater import ShardedUpdater
-from seedbed.run.checking import check_agent
-from seedbed.run.options import ParamServerConfig
+from seedbed.plan import round_trips
+from seedbed.plan.round_trips import Server
 from seedbed.run.stacking import stacked_spec
-from seedbed.streams.credentials import FOLDER as CREDENTIALS
-from seedbed.streams.credentials import ensure_credentials
-from seedbed.types import Agent, ArraySpec, Discrete, EnvSpec, Output, bind
+from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 
 RESULT = Path(__file__).parent / "results" / "parameter_server.json"
 SHARDS = 2
 TARGET, GOAL, TLS_TARGET = 100.0, 150.0, 15.0  # round trips a second
-GRADIENTS = 4  # different ones, pushed in turn
-
-
-class Server:
-    """Parameter shards, and a learner's end at them."""
-
-    def __init__(
-        self, run: Path, tls: bool, shards: int = SHARDS, agent: Agent | None = None
-    ) -> None:
-        """`agent` is bound to Pong's observations; by default it is DQN with the network of the paper."""
-        env = AtariEnv("pong")
-        spec = EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
-        agent = agent or bind(Dqn(torso="nature"), stacked_spec(spec, env.frame_stack))
-        config = ParamServerConfig(parameter_shards=shards, listen="127.0.0.1" if tls else "")
-        self.job = Job(env, agent, spec, config, check_agent(agent))
-        ensure_credentials(run / CREDENTIALS)
-        self.job.write(run)
-        state = agent.init(jax.random.key(0))
-        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        write_saves(self.job, run, state, 0, 0, 0.0)
-        directory = Directory(run)
-        roles = [
-            RoleSpec(shard.role_of(i), shard.__name__, ("--number", str(i))) for i in range(shards)
-        ]
-        self.keepers = [
-            Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)
-        ]
-        # Where the shards are said to be on another machine, nothing is shared.
-        caller.this_machine = (lambda: "another") if tls else this_machine
-        self.updater = ShardedUpdater(
-            self.job.plan,
-            directory.take_number("learner"),
-            directory,
-            run / CREDENTIALS,
-            Outliers(0.0),
-            SimpleNamespace(tally=Tally(), extend=lambda lease: None),
-            lambda: False,
-        )
-        rng = np.random.default_rng(0)
-        self.gradients = [
-            jax.tree.map(
-                lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype),
-                self.job.plan.gradient,
-            )
-            for _ in range(GRADIENTS)
-        ]
-
-    def round_trips(self, seconds: float) -> tuple[float, float]:
-        """Returns round trips a second, and CPU milliseconds of all processes for each."""
-        output = Output({}, jnp.float32(32))
-        processes = [psutil.Process(), *(psutil.Process(k.pid) for k in self.keepers)]
-        begun, used, count = time.perf_counter(), cpu(processes), 0
-        while (passed := time.perf_counter() - begun) < seconds:
-            self.updater.push(self.gradients[count % GRADIENTS], output)
-            jax.block_until_ready(self.updater.pull())
-            count += 1
-        return count / passed, 1e3 * (cpu(processes) - used) / count
-
-    def bytes(self) -> int:
-        """Bytes that a round trip moves: the gradient, and the parameters."""
-        return sum(s.layout.up_bytes + s.layout.params_bytes for s in self.updater._shards)
-
-    def close(self) -> None:
-        self.updater.close()
-        for keeper in self.keepers:
-            if keeper.failure is not None:
-                raise keeper.failure
-            keeper.finish()
-        for keeper in self.keepers:
-            keeper.close()
 
 
 @contextlib.contextmanager
 def serving(tls: bool) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), tls)
-        try:
-            yield server
-        finally:
-            server.close()
-
-
-def cpu(processes: list[psutil.Process]) -> float:
-    """CPU seconds of processes so far."""
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    """Starts shards for DQN with the network of the paper."""
+    env, spec = AtariEnv("pong"), EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
+    agent = bind(Dqn(torso="nature"), stacked_spec(spec, env.frame_stack))
+    with round_trips.serving(env, agent, spec, tls, SHARDS) as server:
+        yield server
 
 
 def copies(size: int, seconds: float) -> float:

@@ -27,6 +27,7 @@ from seedbed.cloning import command as clone_command
 from seedbed.config import flags, resolve, settle
 from seedbed.exporting import extra
 from seedbed.launch import joining, key
+from seedbed.plan import command as plan_command
 from seedbed.play import command as play_command
 from seedbed.run import bucket
 from seedbed.tuning import command as tune_command
@@ -198,6 +199,10 @@ def parsed(words: tuple[str, ...]) -> None:
         clone_command.declare(parser)
         own, rest = parser.parse_known_args(arguments)
         parsed(("seedbed", "train", own.name, *rest))
+    elif name == "plan":
+        parser = cli._Parser(prog=name)
+        plan_command.declare(parser)
+        parsed(("seedbed", "train", *parser.parse_known_args(arguments)[1]))
     elif name == "tune":
         parser = cli._Parser(prog=name)
         tune_command.declare(parser)

@@ -46,7 +46,7 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"config"},
     {"policy"},
-    {"viewer", "exporting", "starting", "cloning", "testing", "launch", "play"},
+    {"viewer", "exporting", "starting", "cloning", "testing", "launch", "play", "plan"},
     {"api"},
     {"tuning", "listing", "cli"},
     {"__init__", "__main__"},

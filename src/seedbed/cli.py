@@ -53,6 +53,8 @@ commands:
   clone NAME DATA  make a run that imitates recorded episodes, for train --from
   tune NAME --space FILE [--trials N] [--jobs J] [--study DIR] ...
                   search options; trials are runs, and those that fall behind are given up
+  plan NAME [--hosts FILE] [--json] ...
+                  predict speed and cost of a run here or on other machines
   check MODEL.xml  tell what a robot's model has, or why it cannot be simulated
   list [--json]   list presets, agents and environments
   list --runs [DIR] [--json]
@@ -72,7 +74,7 @@ def program() -> int:
     end_program_with(ExitStatus.GIVEN_UP)
     if any(word.partition("=")[0] == "--cluster" for word in sys.argv):
         obey_scheduler()  # before JAX has threads, which would take its signal
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["plan"]):
         from seedbed.run.memory import set_up_malloc
 
         set_up_malloc()
@@ -107,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "check": _check,
         "tune": _tune,
         "clone": _clone,
+        "plan": _plan,
         "list": _list,
         "bench": _bench,
     }
@@ -305,6 +308,13 @@ def _tune(arguments: list[str]) -> int:
     from seedbed.tuning import command
 
     return command.serve(arguments, _parser_of("tune", command), _print)
+
+
+def _plan(arguments: list[str]) -> int:
+    from seedbed.plan import command
+
+    command.serve(arguments, _parser_of("plan", command), _print)
+    return ExitStatus.FINISHED
 
 
 def _check(arguments: list[str]) -> int:

@@ -59,7 +59,7 @@ def layout_of(
     return Layout(experience, spec, extras, core, groups, group_size, frame_stack)
 
 
-def _trajectory(sample: Sample) -> FrameTrajectory:
+def trajectory_of(sample: Sample) -> FrameTrajectory:
     """Returns the batch that the learner gets; its leaves are views of the sample's."""
     action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
     memory = ActorState(sample.core, ())
@@ -227,7 +227,7 @@ class ReplayFeed:
             with self._work:
                 buffers = self._free.pop()
             sample = replay.sample(self._batch, out=buffers, ahead=True)
-            batch = _trajectory(sample)
+            batch = trajectory_of(sample)
             if self._transfer is not None:
                 batch = self._transfer([batch])
             with self._work:

@@ -120,7 +120,7 @@ def iterate(
         rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
         arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
         transitions = sum(count_transitions(first) for first in arrived)
-    carry, metrics = _learn(agent, plan, axis, carry, rows, actor, transitions, learn_key)
+    carry, metrics = learn_from(agent, plan, axis, carry, rows, actor, transitions, learn_key)
     metrics = metrics | climbed
     _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
@@ -173,7 +173,7 @@ def _climb(
     return (after._replace(learner=learner), *played), metrics
 
 
-def _learn(
+def learn_from(
     agent: Agent,
     plan: Plan,
     axis: str | None,

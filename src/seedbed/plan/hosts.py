@@ -1,0 +1,133 @@
+"""The machines of a plan: a file that the user writes, TOML with a table `[[hosts]]` for each kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seedbed.nearest import require_options
+from seedbed.paramserver.placement import KINDS
+from seedbed.plan.costs import Calibration
+from seedbed.printable import printable
+from seedbed.types import SeedbedError
+
+EXAMPLE = """[[hosts]]
+name = "learner"
+cores = 32
+price_per_hour = 1.5
+
+[[hosts]]
+name = "actors"
+count = 10
+cores = 64"""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostKind:
+    """Some machines that are alike."""
+
+    name: str
+    cores: float
+    count: int = 1
+    speed: float = 1.0
+    """How fast a core is, in units of one of the machine where costs are measured."""
+    accelerators: int = 0
+    inference: float = 1.0
+    """How many times as fast an accelerator acts as what acts here."""
+    learning: float = 1.0
+    """How many times as fast an accelerator learns as what learns here."""
+    gbit_per_s: float = 10.0
+    """The rate of the network card, in each direction."""
+    latency_ms: float = 0.1
+    """That of the network, one way."""
+    price_per_hour: float = 0.0
+    """Of one machine, in any currency."""
+    actors: int | None = None
+    """Processes of `seedbed actor` on each; by default one a core, and none on the learner's machine."""
+    only: tuple[str, ...] = KINDS
+    """The kinds of roles of a parameter server that they take, as `seedbed host --only`."""
+
+
+def read_hosts(path: Path) -> list[HostKind]:
+    """Reads a file of hosts; raises SeedbedError, which names what cannot be and the remedy."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SeedbedError(f"{printable(path)} cannot be read: {why}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SeedbedError(
+            f"{printable(path)} is not TOML: {error}; write\n{_indented()}"
+        ) from error
+    tables = data.pop("hosts", None)
+    if data or not isinstance(tables, list) or not tables:
+        found = ", ".join(data) or "nothing else"
+        raise SeedbedError(
+            f"{printable(path)} has to have a table [[hosts]] for each kind of machine, and has {found}; "
+            f"write\n{_indented()}"
+        )
+    kinds = [_kind(path, number, table) for number, table in enumerate(tables, 1)]
+    names = [kind.name for kind in kinds]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise SeedbedError(
+            f"{printable(path)} names {twice!r} twice: give each kind a name of its own"
+        )
+    return kinds
+
+
+def _indented() -> str:
+    return "\n".join(f"  {line}" for line in EXAMPLE.splitlines())
+
+
+def _kind(path: Path, number: int, table: Any) -> HostKind:
+    fields = {field.name: field for field in dataclasses.fields(HostKind)}
+    where = f"{printable(path)}, [[hosts]] {number}"
+    if not isinstance(table, dict):
+        raise SeedbedError(f"{where} is {table!r}: write a table")
+    require_options(where, table, list(fields))
+    for name in ("name", "cores"):
+        if name not in table:
+            raise SeedbedError(f"{where} has no {name}: add it, as in\n{_indented()}")
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        values[name] = _checked(f"{where}, {name}", name, value)
+    return HostKind(**values)
+
+
+_LEAST = {"count": 1, "accelerators": 0, "actors": 0, "latency_ms": 0.0, "price_per_hour": 0.0}
+
+
+def _checked(where: str, name: str, value: Any) -> Any:
+    """Returns a field's value; raises SeedbedError if it cannot be."""
+    if name == "name":
+        if not isinstance(value, str) or not value:
+            raise SeedbedError(f"{where} is {value!r}: give a word")
+        return value
+    if name == "only":
+        if not isinstance(value, list) or not value or not set(value) <= set(KINDS):
+            raise SeedbedError(f"{where} is {value!r}: give a list of some of {', '.join(KINDS)}")
+        return tuple(value)
+    whole = name in ("count", "accelerators", "actors")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise SeedbedError(f"{where} is {value!r}: give a {'whole ' * whole}number")
+    least = _LEAST.get(name)
+    if not math.isfinite(value) or (value <= 0 if least is None else value < least):
+        raise SeedbedError(
+            f"{where} is {value}: it must be {'more than 0' if least is None else f'{least} or more'}"
+        )
+    return value if whole else float(value)
+
+
+def machines_of(kinds: Sequence[HostKind]) -> list[HostKind]:
+    """Returns the kind of every machine, in order."""
+    return [kind for kind in kinds for _ in range(kind.count)]
+
+
+def this_machine(calibration: Calibration) -> HostKind:
+    """Returns the machine where costs were measured."""
+    accelerators = int(calibration.platform != "cpu")
+    return HostKind(name="here", cores=calibration.cores, accelerators=accelerators)

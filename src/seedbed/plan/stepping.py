@@ -1,0 +1,122 @@
+"""A process that steps environments as an actor does, alone or beside others; it imports no JAX.
+
+    python -m seedbed.plan.stepping < JOB
+
+JOB is a line of JSON: an environment, how many, and for how many seconds. It prints a line when it is ready,
+waits for another line, and prints the cost of a step of the group. Then it echoes lines until stdin ends.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from seedbed import strict_json, trees
+from seedbed.actors.slots import Slot, slot_layout
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnv, HostEnvConfig
+from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
+
+_ECHOES = 300
+_WARM_S = 0.2
+
+
+def random_actions(spec: ActionSpec, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns actions `[size, ...]` of environments."""
+    if isinstance(spec, Discrete):
+        return rng.integers(0, spec.n, size).astype(np.int32)
+    if isinstance(spec, MultiDiscrete):
+        return rng.integers(0, spec.nvec, (size, len(spec.nvec))).astype(np.int32)
+    assert isinstance(spec, Box)
+    low, high = (np.clip(np.reshape(x, spec.shape), -1, 1) for x in (spec.low, spec.high))
+    return rng.uniform(low, high, (size, *spec.shape)).astype(np.float32)
+
+
+def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[float, float]]:
+    """Steps and publishes for a while; returns the CPU and wall seconds of each time."""
+    rng, size, spent = np.random.default_rng(0), slot.layout.num_envs, list[tuple[float, float]]()
+    until = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < until or not spent:
+        slot.action[...] = random_actions(host.spec.action, size, rng)
+        begun, used = time.perf_counter(), time.process_time()
+        leaves = trees.leaves(host.step(slot.action.copy()))
+        assert slot.fits(leaves)
+        slot.publish(leaves)
+        os.eventfd_write(bell, 1)
+        spent.append((time.process_time() - used, time.perf_counter() - begun))
+    return spent
+
+
+def main() -> None:
+    """Serves the process that has started it."""
+    job = strict_json.loads(sys.stdin.readline())
+    host = registry.from_json(job["env"]).make(job["num_envs"], 0)
+    layout = slot_layout(host.spec, job["num_envs"])
+    slot, bell = Slot(layout, bytearray(layout.size)), os.eventfd(0)
+    slot.publish(trees.leaves(host.reset()))
+    steps(host, slot, bell, _WARM_S)
+    print(flush=True)  # noqa: T201
+    sys.stdin.readline()
+    spent = steps(host, slot, bell, job["seconds"])
+    cpu_s, wall_s = (statistics.fmean(column) for column in zip(*spent, strict=True))
+    print(strict_json.dumps({"cpu_s": cpu_s, "wall_s": wall_s}), flush=True)  # noqa: T201
+    host.close()
+    for line in sys.stdin:
+        print(line, end="", flush=True)  # noqa: T201
+
+
+def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[float, float]:
+    """Returns the CPU seconds of a step of a group while `count` processes step, and those of a wake-up.
+
+    The second is half of what an echo between two processes takes. Raises SeedbedError if a process fails.
+    """
+    command, pipe = [sys.executable, "-m", "seedbed.plan.stepping"], subprocess.PIPE
+    started = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(count)]
+    try:
+        job = {"env": registry.to_json(env), "num_envs": size, "seconds": seconds}
+        for process in started:
+            _say(process, strict_json.dumps(job))
+        for process in started:
+            _hear(process)
+        for process in started:
+            _say(process, "")
+        found = [strict_json.loads(_hear(process)) for process in started]
+        return statistics.fmean(each["cpu_s"] for each in found), _echo(started[0]) / 2
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _echo(process: subprocess.Popen[str]) -> float:
+    spent: list[float] = []
+    for _ in range(_ECHOES):
+        begun = time.perf_counter()
+        _say(process, "")
+        _hear(process)
+        spent.append(time.perf_counter() - begun)
+    return statistics.median(spent)
+
+
+def _say(process: Any, line: str) -> None:
+    try:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    except BrokenPipeError as error:
+        raise SeedbedError("a process that steps environments has ended: see above") from error
+
+
+def _hear(process: Any) -> str:
+    if not (line := process.stdout.readline()):
+        raise SeedbedError("a process that steps environments has ended: see what it said above")
+    return line
+
+
+if __name__ == "__main__":
+    main()

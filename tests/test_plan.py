@@ -1,0 +1,431 @@
+"""The model of `seedbed plan`: closed forms, what must not make it slower, its files and its command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seedbed import cli
+from seedbed.agents.impala import Impala
+from seedbed.config.settle import Request, settle
+from seedbed.envs.host.gym import GymEnv
+from seedbed.files import write_json
+from seedbed.plan import predict as predicting
+from seedbed.plan.acting import Sizes
+from seedbed.plan.calibration import calibrated, key_of, path_of
+from seedbed.plan.costs import (
+    ActingCosts,
+    Calibration,
+    CallCost,
+    FusedCosts,
+    Linear,
+    ShardCosts,
+    StreamCosts,
+    from_json,
+    to_json,
+)
+from seedbed.plan.engine import (
+    NOTHING,
+    Card,
+    Cores,
+    Cost,
+    Fellows,
+    Machine,
+    Simulation,
+    Worker,
+)
+from seedbed.plan.fused import Iteration
+from seedbed.plan.hosts import EXAMPLE, HostKind, read_hosts
+from seedbed.plan.measuring import bench
+from seedbed.plan.predict import Subject, predict
+from seedbed.plan.sharded import Traffic
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
+from seedbed.types import OnPolicy, Replay, SeedbedError
+
+UNROLLS = OnPolicy(20, 32)
+FIXTURE = HealthCheck.function_scoped_fixture
+HERE = HostKind("here", 2.0)
+REPLAY = Replay(batch=32, sequence=1, period=1, capacity=10_000, min_size=100, ratio=4.0)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(predicting, "_BATCHES", 40)
+    monkeypatch.setattr(predicting, "_EACH", 20)
+
+
+def acting(step_s: float = 1e-3, call_s: float = 1e-3, update_s: float = 1e-2) -> ActingCosts:
+    calls = tuple(CallCost(n, NOTHING, Cost(call_s), NOTHING) for n in (1, 8))
+    return ActingCosts(Cost(step_s), 0.0, 0.0, calls, Cost(update_s), Cost(1e-5), Cost(1e-4))
+
+
+def calibration(costs: ActingCosts) -> Calibration:
+    shards = ShardCosts(Cost(1e-2), *[Linear(1e-3, 1e-4, 1e-3)] * 4)
+    stream = StreamCosts(*[Cost(1e-4)] * 4, up_bytes=1e4, down_bytes=100.0)
+    fused = FusedCosts(Cost(0.02, 2.0), Cost(0.04, 2.0), 1000)
+    return Calibration("cpu", 2.0, "cpu", "cpu", "0", costs, stream, shards, fused)
+
+
+def sizes(experience: OnPolicy | Replay, group_size: int = 16) -> Sizes:
+    return Sizes(group_size, experience, 1, pads=False, deadline_s=0.0, calls=1)
+
+
+def central(actors: int, experience: OnPolicy | Replay = UNROLLS) -> Subject:
+    config = CentralConfig(actors=actors, envs_per_actor=32)
+    return Subject(config, 4, sizes(experience))
+
+
+def paramserver(learners: int, shards: int) -> Subject:
+    config = ParamServerConfig(
+        learners=learners, parameter_shards=shards, replay_shards=shards, envs_per_actor=32
+    )
+    parts = Traffic([1_000_000 // shards] * shards, [1_000_000 // shards] * shards, 1e5, 1e4)
+    return Subject(config, 1, sizes(REPLAY), traffic=parts)
+
+
+def fused(updates: int = 4, size: int = 1_000_000) -> Subject:
+    return Subject(FusedConfig(), 1, iteration=Iteration(updates, size))
+
+
+# The engine
+
+
+def finish(simulation: Simulation, cores: Cores, costs: list[Cost], weight=1.0) -> list[float]:
+    """Does all at once, the first with a weight; returns when each has ended."""
+    ended = [0.0] * len(costs)
+
+    def job(number: int):
+        yield cores.work(costs[number], weight if number == 0 else 1.0)
+        ended[number] = simulation.now
+
+    for number in range(len(costs)):
+        simulation.start(job(number))
+    simulation.run(lambda: all(ended), 10_000)
+    return ended
+
+
+@pytest.mark.parametrize(("jobs", "count"), [(1, 1.0), (3, 1.0), (5, 2.0), (2, 4.0), (3, 1.5)])
+def test_jobs_share_cores(jobs, count):
+    """n jobs of one second on c cores end together after n / c seconds, or after one."""
+    simulation = Simulation()
+    ended = finish(simulation, Cores(simulation, count), [Cost(1.0)] * jobs)
+    assert ended == pytest.approx([max(1.0, jobs / count)] * jobs)
+
+
+def test_a_wide_job_has_the_cores_that_others_leave():
+    simulation = Simulation()
+    cores = Cores(simulation, 2.0)
+    # Three threads on two cores, two of them of the first job: it gets 4/3, and both after the other ended.
+    assert finish(simulation, cores, [Cost(2.0, 2.0), Cost(0.2)]) == pytest.approx([1.1, 0.3])
+    assert cores.busy_s == pytest.approx(2.2)
+
+
+def test_weights_divide_a_core():
+    simulation = Simulation()
+    ended = finish(simulation, Cores(simulation, 1.0), [Cost(1.0), Cost(1.0)], weight=0.25)
+    assert ended == pytest.approx([2.0, 1.25])
+
+
+def test_a_crowd_is_slower():
+    simulation = Simulation()
+    cores = Cores(simulation, 2.0, speed=2.0, crowding=0.5)
+    assert finish(simulation, cores, [Cost(1.0), Cost(1.0)]) == pytest.approx([0.75, 0.75])
+
+
+def test_threads_of_a_process_slow_one_another():
+    """Each takes thrice as long while both work, and wastes half as much again: half a core each."""
+    simulation = Simulation()
+    cores = Cores(simulation, 4.0)
+    machine, ended = Machine(cores, Card(simulation, 1.0, 0.0)), {}
+    process = object()
+    workers = [Worker(simulation, machine, fellows=Fellows(process, 3.0, 1.5)) for _ in range(2)]
+    workers.append(Worker(simulation, machine, fellows=Fellows(object(), 3.0, 1.5)))
+
+    def work(number, seconds):
+        yield workers[number].do(Cost(seconds))
+        ended[number] = simulation.now
+
+    for number, seconds in enumerate((1.0, 2.0, 1.0)):
+        simulation.start(work(number, seconds))
+    assert simulation.run(lambda: len(ended) == 3, 1000)
+    # After 3 s the first has ended, and the second has done a third of what is left in a second.
+    assert ended == pytest.approx({0: 3.0, 1: 4.0, 2: 1.0})
+    assert cores.busy_s == pytest.approx(1.5 + 1.5 + 1.0 + 1.0)
+
+
+def test_a_worker_is_a_queue():
+    """With arrivals faster than it serves, it serves at its own rate."""
+    simulation = Simulation()
+    machine = Machine(Cores(simulation, 4.0), Card(simulation, 1.0, 0.0))
+    worker, served = Worker(simulation, machine), []
+
+    def arrivals():
+        for _ in range(100):
+            simulation.start(customer())
+            yield simulation.sleep(0.5)
+
+    def customer():
+        yield worker.do(Cost(1.0))
+        served.append(simulation.now)
+
+    simulation.start(arrivals())
+    assert simulation.run(lambda: len(served) == 100, 10_000)
+    assert served == pytest.approx([float(n) for n in range(1, 101)])
+    assert worker.busy_s == pytest.approx(100.0)
+
+
+def test_a_card_sends_at_its_rate():
+    simulation, came = Simulation(), []
+    cards = [Card(simulation, rate, 0.01) for rate in (8.0, 4.0)]  # 1 and 0.5 GB/s
+
+    def message():
+        yield cards[0].send(cards[1], 1e9)
+        came.append(simulation.now)
+
+    for _ in range(3):
+        simulation.start(message())
+    simulation.run(lambda: len(came) == 3, 1000)
+    # The slower end decides; the last byte comes a latency after it was sent.
+    assert came == pytest.approx([2.01, 4.01, 6.01])
+    assert cards[0].busy_s == pytest.approx(3.0) and cards[1].busy_s == pytest.approx(6.0)
+
+
+# Predictions
+
+
+@pytest.mark.parametrize(
+    ("costs", "rate", "limit"),
+    [
+        (acting(step_s=0.1), 2 * 16 / 0.1, "actors"),  # two actors, one group at a time each
+        (acting(update_s=1.0), 32 * 20 / 1.0, "learner thread"),
+        (acting(call_s=0.1), None, "inference thread"),
+    ],
+)
+def test_the_slowest_stage_limits(costs, rate, limit):
+    found = predict(central(2), calibration(costs), [HostKind("here", 16.0)])
+    assert found.saturated == limit and found.loads[limit] > 0.95
+    if rate is not None:
+        assert found.env_steps_per_s == pytest.approx(rate, rel=0.05)
+    else:
+        assert found.env_steps_per_s == pytest.approx(found.rows_per_call / 0.1, rel=0.05)
+    assert found.frames_per_s == 4 * found.env_steps_per_s
+    assert found.updates_per_s == pytest.approx(found.env_steps_per_s / (32 * 20), rel=0.05)
+
+
+def test_cores_limit():
+    """All work of a batch takes the cores' time, whoever does it."""
+    found = predict(central(4), calibration(acting(5e-3, 2e-3, 2e-2)), [HostKind("here", 1.0)])
+    assert found.saturated == "cores of here"
+    rows = found.rows_per_call
+    each = 5e-3 / 16 + 2e-3 / rows + 2e-2 / (32 * 20)
+    assert found.env_steps_per_s == pytest.approx(1 / each, rel=0.05)
+
+
+def test_replay_keeps_its_ratio(monkeypatch):
+    monkeypatch.setattr(predicting, "_BATCHES", 400)
+    found = predict(central(2, REPLAY), calibration(acting()), [HostKind("here", 8.0)])
+    assert found.saturated == "learner thread"
+    assert found.updates_per_s == pytest.approx(100, rel=0.05)
+    assert found.env_steps_per_s == pytest.approx(found.updates_per_s * 32 / 4, rel=0.05)
+
+
+def test_one_learner_and_one_shard_are_a_chain():
+    """The learner waits for its gradient: everything one after another, which takes the sum."""
+    found = predict(paramserver(1, 1), calibration(acting()), [HostKind("here", 16.0)])
+    # A gradient, 1.1 ms and 2 MB of the learner, and 1 ms and 2 MB of the shard.
+    assert found.updates_per_s == pytest.approx(1 / (1e-2 + 3.1e-3 + 3e-3), rel=0.05)
+    assert found.discarded_share == 0 and found.lag_mean == 0
+
+
+def test_many_learners_saturate_a_shard():
+    kinds = [HostKind("learners", 8.0, 20, only=("learners",)), HostKind("shards", 4.0)]
+    found = predict(paramserver(20, 1), calibration(acting()), kinds)
+    assert found.saturated == "parameter shards"
+    assert found.updates_per_s == pytest.approx(1 / 3e-3, rel=0.05)
+    assert found.lag_mean == pytest.approx(19, rel=0.05)
+
+
+def test_machines_share_an_iteration():
+    one = predict(fused(), calibration(acting()), [HERE])
+    assert one.env_steps_per_s == pytest.approx(1000 / 0.03, rel=0.05)
+    fast = HostKind("machine", 2.0, 4, gbit_per_s=1e6, latency_ms=0.0)
+    four = predict(fused(), calibration(acting()), [fast])
+    # The slowest of four ends a part: up to a tenth later than on average.
+    assert 3.5 < four.env_steps_per_s / one.env_steps_per_s < 4.0
+    slow = dataclasses.replace(fast, gbit_per_s=1e-2)
+    found = predict(fused(), calibration(acting()), [slow])
+    # Four times in an iteration, 2 * 3 / 4 megabytes at 1.25 MB/s.
+    assert found.env_steps_per_s == pytest.approx(1000 / (4 * 1.5 / 1.25), rel=0.05)
+    assert found.saturated == "network of machine"
+
+
+def test_streams_pass_the_ingest_process():
+    config = CentralConfig(actors=0, envs_per_actor=32, listen="0.0.0.0:1", stream_groups=400)
+    subject = Subject(config, 1, sizes(UNROLLS))
+    kinds = [HostKind("learner", 16.0), HostKind("actors", 20.0, 4, price_per_hour=1.0)]
+    found = predict(subject, calibration(acting(call_s=1e-5, update_s=1e-5)), kinds)
+    assert found.saturated == "ingest process"
+    # A timestep and its answer, a tenth of a millisecond each.
+    assert found.env_steps_per_s == pytest.approx(16 / 2e-4, rel=0.05)
+    assert found.cost_of_1e9_frames == pytest.approx(4e9 / 3600 / found.frames_per_s)
+
+
+def test_an_accelerator_takes_over():
+    kinds = [HostKind("here", 16.0, accelerators=1, learning=10.0, inference=10.0)]
+    found = predict(central(2), calibration(acting(update_s=10.0)), kinds)
+    assert found.env_steps_per_s == pytest.approx(32 * 20 / 1.0, rel=0.05)
+    assert found.loads["accelerators of here"] > 0.95
+
+
+COSTS = st.floats(1e-4, 2e-2)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[FIXTURE])
+@given(COSTS, COSTS, COSTS, st.sampled_from([1.0, 2.0, 3.0]), st.booleans())
+def test_more_cores_are_not_slower(step_s, call_s, update_s, cores, replay):
+    subject = central(2, REPLAY if replay else UNROLLS)
+    costs = calibration(acting(step_s, call_s, update_s))
+    few, many = (
+        predict(subject, costs, [HostKind("here", count)]).env_steps_per_s
+        for count in (cores, 2 * cores)
+    )
+    # A call takes whoever is ready, so calls of other sizes may cost a little.
+    assert many >= 0.95 * few
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[FIXTURE])
+@given(st.floats(0.01, 1.0), st.integers(1, 3), st.integers(1, 2))
+def test_a_faster_network_is_not_slower(gigabits, learners, shards):
+    def rate(factor: float) -> float:
+        kind = HostKind("machine", 4.0, 3, gbit_per_s=factor * gigabits)
+        return predict(paramserver(learners, shards), calibration(acting()), [kind]).updates_per_s
+
+    assert rate(4.0) >= 0.95 * rate(1.0)
+
+
+def test_predictions_are_repeated():
+    first, second = (predict(central(2), calibration(acting()), [HERE]) for _ in range(2))
+    assert first == second
+
+
+# Files and the command
+
+
+def test_calibrations_are_read_again():
+    found = calibration(acting())
+    assert from_json(json.loads(json.dumps(to_json(found)))) == found
+
+
+def test_calls_lie_on_the_line_through_what_was_measured():
+    calls = tuple(CallCost(n, NOTHING, Cost(1.0 + n, 2.0), NOTHING) for n in (1, 2, 8))
+    costs = dataclasses.replace(acting(), calls=calls)
+    for groups in (1, 2, 5, 8, 100):
+        assert costs.call(groups) == CallCost(groups, NOTHING, Cost(1.0 + groups, 2.0), NOTHING)
+
+
+def test_hosts_are_read(tmp_path):
+    path = tmp_path / "hosts.toml"
+    path.write_text(EXAMPLE)
+    learner, actors = read_hosts(path)
+    assert learner == HostKind("learner", 32.0, price_per_hour=1.5)
+    assert (actors.count, actors.cores) == (10, 64.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("hosts = 3", r"a table \[\[hosts\]\] for each kind"),
+        ("[[hosts", "is not TOML"),
+        ("[[host]]\ncores = 2", r"has host; write\n  \[\[hosts\]\]"),
+        ('[[hosts]]\nname = "a"', r"\[\[hosts\]\] 1 has no cores"),
+        ('[[hosts]]\nname = "a"\ncores = 2\nsped = 2', "'sped'; did you mean speed"),
+        ('[[hosts]]\nname = "a"\ncores = 0', "cores is 0: it must be more than 0"),
+        ('[[hosts]]\nname = "a"\ncores = nan', "cores is nan"),
+        ('[[hosts]]\nname = "a"\ncores = true', "cores is True: give a number"),
+        ('[[hosts]]\nname = "a"\ncores = 2\ncount = 1.5', "count is 1.5: give a whole number"),
+        ('[[hosts]]\nname = "a"\ncores = 2\nonly = ["x"]', "some of parameters, replay, learners"),
+        ('[[hosts]]\nname = ""\ncores = 2', "name is '': give a word"),
+        ('[[hosts]]\nname = "a"\ncores = 2\n' * 2, "names 'a' twice"),
+    ],
+)
+def test_wrong_hosts_are_refused(tmp_path, text, says):
+    path = tmp_path / "hosts.toml"
+    path.write_text(text)
+    with pytest.raises(SeedbedError, match=says):
+        read_hosts(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds", "says"),
+    [
+        (CentralConfig(actors=1), [HERE, HostKind("b", 2.0)], "does not listen: add --listen"),
+        (
+            CentralConfig(actors=1, listen="0.0.0.0:1"),
+            [HERE, HostKind("b", 64.0)],
+            "give --stream-groups 128",
+        ),
+        (CentralConfig(listen="0.0.0.0:1"), [HERE], "has no actors"),
+    ],
+)
+def test_runs_that_do_not_fit_their_hosts_are_refused(config, kinds, says):
+    with pytest.raises(SeedbedError, match=says):
+        predict(Subject(config, 1, sizes(UNROLLS)), calibration(acting()), kinds)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A calibration of CartPole that is kept already."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    config = settle(Request("cartpole/impala"), lambda found: found).config
+    write_json(path_of(key_of(config, far=False)), to_json(calibration(acting())))
+
+
+def test_the_command_tells_a_table(kept, capsys):
+    assert cli.main(["plan", "cartpole/impala", "--actors", "1"]) == 0
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 80
+    for words in ("environment steps/s", "updates/s", "saturates first", "measured on cpu"):
+        assert words in told
+    assert cli.main(["plan", "cartpole/impala", "--actors", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert math.isfinite(found["predicted"]["env_steps_per_s"])
+    assert from_json(found["measured"]) == calibration(acting())
+
+
+def test_the_command_refuses_what_it_cannot_plan(kept, tmp_path, capsys):
+    for words, says in (
+        ([], "name what to plan first"),
+        (["cartpole/impala", "--run", "r"], "a plan makes no run"),
+        (["cartpole/impala", "--host", "h"], "did you mean --hosts?"),
+        (["cartpole/impala", "--hosts", str(tmp_path / "none")], "cannot be read"),
+    ):
+        assert cli.main(["plan", *words]) in (1, 2)
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_parts_of_cartpole_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    words, told = Request("cartpole/impala"), list[str]()
+    config = settle(words, lambda found: found).config
+    first = calibrated(config, False, False, told.append, seconds=0.2)
+    assert first.acting is not None and told == ["steps of environments", "inference", "learning"]
+    assert first.acting.step.cpu_s > 0 and first.acting.update.cpu_s > 0
+    assert [call.groups for call in first.acting.calls] == [1, 2, 4, 8]
+    # It is kept.
+    assert calibrated(config, False, False, told.append) == first and len(told) == 3
+
+
+@pytest.mark.slow
+def test_a_synchronous_batch_is_measured():
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Impala(batch=8, unroll=4)
+        with bench(GymEnv("CartPole-v1"), agent, 4, Path(folder), 0.1) as parts:
+            assert parts.update(parts.batch(), sharded=True)[0].cpu_s > 0
