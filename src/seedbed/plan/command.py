@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import strict_json
 from seedbed.printable import printable
-from seedbed.types import UsageError
+from seedbed.types import SeedbedError, UsageError
 
 if TYPE_CHECKING:
     from seedbed.config.configuration import TrainConfig
@@ -62,6 +62,7 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     from seedbed.config.settle import settle
     from seedbed.plan.hosts import read_hosts
     from seedbed.run.devices import dispatch_in_place
+    from seedbed.run.options import CentralConfig
     from seedbed.run.programs import keep_programs
 
     flags.reject_near(rest, parser)
@@ -75,6 +76,11 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     keep_programs()
     dispatch_in_place()
     config = settle(given.request, lambda found: flags.override(found, given.rest, False)).config
+    if isinstance(config.runtime, CentralConfig) and config.runtime.learners > 1:
+        raise SeedbedError(
+            f"learners is {config.runtime.learners}: a plan knows one learner of the central runtime; leave "
+            "--learners out"
+        )
 
     def progress(part: str) -> None:
         if sys.stderr.isatty():
