@@ -140,7 +140,7 @@ def test_metrics_are_of_the_last_updates_that_were_made():
         group=None,
     )
     episodes = [RecentEpisodes(), RecentEpisodes()]
-    run = FusedRun(program, carry, [0, 0], episodes)
+    run = FusedRun(program, carry, [0, 0], np.zeros(2, int), episodes)
     seen = []
     for _ in range(3):
         assert run.advance()
