@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from seedbed.machine import cpu_name, usable_cores
 from seedbed.run.lines import read_lines
 
 
@@ -146,3 +148,14 @@ def empty_caches() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         kept = {name: value for name, value in os.environ.items() if name not in without}
         yield kept | {"HOME": home, "SEEDBED_CACHE": str(Path(home) / "seedbed")}
+
+
+def save_part(path: Path, name: str, part: dict[str, Any]) -> None:
+    """Saves a part of a result beside those of earlier calls, with the machine and the day."""
+    result = json.loads(path.read_text()) if path.exists() else {}
+    now = {
+        "machine": cpu_name(),
+        "cores": usable_cores(),
+        "date": datetime.date.today().isoformat(),
+    }
+    path.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")

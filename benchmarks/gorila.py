@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
 import statistics
 import subprocess
 import sys
@@ -34,8 +32,7 @@ import psutil
 import _cluster
 from _judging import EPISODES
 from _quota import Quota, Warden
-from _training import CommandError, Watch, output, pace, started
-from seedbed.machine import cpu_name, usable_cores
+from _training import CommandError, Watch, output, pace, save_part, started
 from seedbed.run.lines import read_lines
 
 RESULT = Path(__file__).parent / "results" / "gorila.json"
@@ -205,14 +202,7 @@ def pong(steps: int) -> dict[str, Any]:
 
 def save(name: str, part: dict[str, Any]) -> None:
     """Saves a part beside those of earlier calls."""
-    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    now = {
-        "machine": cpu_name(),
-        "cores": usable_cores(),
-        "date": datetime.date.today().isoformat(),
-        "quota": QUOTA,
-    }
-    RESULT.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")
+    save_part(RESULT, name, {"quota": QUOTA, **part})
 
 
 def main() -> None:

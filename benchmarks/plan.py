@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import signal
@@ -27,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from _training import CommandError, Watch, started
+from _training import CommandError, Watch, save_part, started
 from central import BUSY
-from seedbed.machine import cpu_name, usable_cores
+from seedbed.machine import usable_cores
 from seedbed.run.lines import read_lines
 
 RESULT = Path(__file__).parent / "results" / "plan.json"
@@ -166,14 +165,7 @@ def commit() -> str:
 
 def save(name: str, part: dict[str, Any]) -> None:
     """Saves a section beside the other."""
-    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    now = {
-        "machine": cpu_name(),
-        "cores": usable_cores(),
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-    }
-    RESULT.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")
+    save_part(RESULT, name, {"commit": commit(), **part})
 
 
 def main() -> int:

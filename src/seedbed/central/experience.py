@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a process has of a run's experience, and where it keeps it."""
+    """A process's part of a run's experience, and the folder that keeps it."""
 
     experience: OnPolicy | Replay  # its part of the agent's
     env_steps: int  # transitions that count already

@@ -169,7 +169,7 @@ def _await_spec(pool: ActorPool, session: Session) -> None:
 
 
 class Begun(NamedTuple):
-    """Where a run begins or goes on, which all processes of a learner know."""
+    """The state in which a run begins or goes on, the same in all processes of a learner."""
 
     agent: Agent  # bound
     state: LearnerState

@@ -224,7 +224,7 @@ class Replayed:
             self._balance.drawable.give()
 
     def flush(self) -> Process:
-        """Does nothing."""
+        """Passes on nothing: `add` has appended every step."""
         yield from ()
 
     def _attend(self) -> Process:

@@ -40,7 +40,7 @@ NOTHING = Cost(0.0)
 
 
 class Company(NamedTuple):
-    """What threads of a process lose while another one works: they share Python's lock, and caches."""
+    """The slowdown of a process's threads while another one works: they share Python's lock and caches."""
 
     acting: float = 1.0  # times as long as alone, for a turn of the inference thread
     learning: float = 1.0  # for an update

@@ -145,7 +145,7 @@ class SameBatch:
         self.priorities = priorities
 
     def close(self) -> None:
-        """Does nothing."""
+        """Wakes nobody: no thread waits for this source."""
 
 
 class NoShards:
@@ -155,7 +155,7 @@ class NoShards:
         self.state = state
 
     def begin(self, progress: np.float32) -> None:
-        """Does nothing."""
+        """Ignores the progress: no schedule changes a cost."""
 
     def pull(self) -> LearnerState:
         """Returns the learner state without the optimizer's."""
@@ -167,10 +167,10 @@ class NoShards:
         jax.tree.map(np.asarray, grads)
 
     def settle(self) -> None:
-        """Does nothing."""
+        """Returns at once: `push` has waited."""
 
     def refresh(self, progress: np.float32) -> bool:
-        """Returns False."""
+        """Returns False: nobody else changes the parameters."""
         return False
 
 

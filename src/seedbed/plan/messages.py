@@ -43,7 +43,7 @@ class End:
                 taken = True
 
     def close(self) -> None:
-        """Closes everything."""
+        """Closes the connection and the descriptors of this end."""
         self.connection.close()
         self._epoll.close()
         os.close(self.bell)

@@ -64,17 +64,17 @@ class PlayedPeer:
         os.eventfd_write(self.bells[group][0], 1)
 
     def silent(self, silent_s: float) -> None:
-        """Does nothing."""
+        """Ignores silence: timesteps that were played come at once."""
 
     def ended(self, how: str = "") -> None:
         """Returns None: it lives."""
 
     def cpu_seconds(self) -> float:
-        """Returns 0."""
+        """Returns 0: stepping was done before."""
         return 0.0
 
     def leave(self) -> None:
-        """Does nothing."""
+        """Ignores a hang-up: no process is at the other end."""
 
     def gone(self) -> bool:
         """Returns True: there is no process."""

@@ -39,7 +39,7 @@ class Subject(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a run does when it is steady."""
+    """The rates, delays and loads of a run when it is steady."""
 
     env_steps_per_s: float
     frames_per_s: float

@@ -44,7 +44,7 @@ class _NoBatches:
     tally = Tally()
 
     def extend(self, lease: Lease) -> None:
-        """Does nothing."""
+        """Ignores a lease: nothing is drawn here."""
 
 
 class Server:

@@ -169,7 +169,7 @@ class ShardedReplay:
         self._changed.give()
 
     def flush(self) -> Process:
-        """Does nothing."""
+        """Passes on nothing: `add` has sent every step."""
         yield from ()
 
     def _attend(self) -> Process:

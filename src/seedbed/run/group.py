@@ -33,7 +33,7 @@ from seedbed.types import SeedbedError, Tree
 
 
 class Command(NamedTuple):
-    """What all do next, as the leader says."""
+    """An order of the leader, which tells all processes what to do next."""
 
     what: Literal["step", "show", "mark", "save", "end"]
     """An iteration or an update; show the whole state; note, and save, what a checkpoint needs; the end."""
