@@ -21,6 +21,7 @@ from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv, HostEnvConfig
+from seedbed.streams.supervisor import start_module
 from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
 
 _ECHOES = 300
@@ -76,8 +77,12 @@ def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[
 
     The second is half of what an echo between two processes takes. Raises SeedbedError if a process fails.
     """
-    command, pipe = [sys.executable, "-m", "seedbed.plan.stepping"], subprocess.PIPE
-    started = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(count)]
+    pipe = subprocess.PIPE
+    # What the terminal sends comes to this process only, which ends them.
+    started = [
+        start_module("seedbed.plan.stepping", stdin=pipe, stdout=pipe, start_new_session=True)
+        for _ in range(count)
+    ]
     try:
         job = {"env": registry.to_json(env), "num_envs": size, "seconds": seconds}
         for process in started:
@@ -94,7 +99,7 @@ def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[
             process.wait()
 
 
-def _echo(process: subprocess.Popen[str]) -> float:
+def _echo(process: subprocess.Popen[bytes]) -> float:
     spent: list[float] = []
     for _ in range(_ECHOES):
         begun = time.perf_counter()
@@ -106,7 +111,7 @@ def _echo(process: subprocess.Popen[str]) -> float:
 
 def _say(process: Any, line: str) -> None:
     try:
-        process.stdin.write(f"{line}\n")
+        process.stdin.write(f"{line}\n".encode())
         process.stdin.flush()
     except BrokenPipeError as error:
         raise SeedbedError("a process that steps environments has ended: see above") from error
@@ -115,7 +120,7 @@ def _say(process: Any, line: str) -> None:
 def _hear(process: Any) -> str:
     if not (line := process.stdout.readline()):
         raise SeedbedError("a process that steps environments has ended: see what it said above")
-    return line
+    return line.decode()
 
 
 if __name__ == "__main__":
