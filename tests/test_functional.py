@@ -68,9 +68,9 @@ def test_a_limit_of_ones_own_takes_the_place_of_the_package_s() -> None:
     def last(**options: Any) -> tuple[int, bool, bool]:
         env = Functional(factory=WALK, params={"goal": 99}, **options)
         task = training(env)
-        state = jax.jit(task.reset)(jax.random.key(0))
+        state, step = jax.jit(task.reset)(jax.random.key(0)), jax.jit(task.step)
         for count in range(1, 41):
-            state = jax.jit(task.step)(state, jnp.int32(1))
+            state = step(state, jnp.int32(1))
             now = state.timestep
             if now.terminated or now.truncated:
                 return count, bool(now.terminated), bool(now.truncated)

@@ -69,21 +69,28 @@ def test_velocities_are_mujocos(dog):
     data.qpos[3:7] = np.float32(turned / np.linalg.norm(turned))
     data.qvel[:] = np.float32(rng.standard_normal(compiled.nv))
     mujoco.mj_forward(compiled, data)
-    now = physics.forward(model, physics.init(model, np.float32(data.qpos), np.float32(data.qvel)))
+
+    def moving(qpos: Any, qvel: Any) -> tuple[Any, ...]:
+        now = physics.forward(model, physics.init(model, qpos, qvel))
+        told = dog.turning(now), dog.velocity(now), dog.in_world(now), dog.up(now)
+        return *told, dog.foot_velocities(now), dog.heights(now)
+
+    state = np.float32(data.qpos)[None], np.float32(data.qvel)[None]
+    told = jax.jit(simd.vectorize(moving))(*state)
+    turning, velocity, in_world, up, feet, heights = jax.tree.map(lambda x: x[0], told)
     found = np.zeros(6)
     mujoco.mj_objectVelocity(compiled, data, mujoco.mjtObj.mjOBJ_XBODY, 1, found, 1)
-    np.testing.assert_allclose(dog.turning(now), found[:3], atol=1e-5)
-    np.testing.assert_allclose(dog.velocity(now), found[3:], atol=1e-5)
+    np.testing.assert_allclose(turning, found[:3], atol=1e-5)
+    np.testing.assert_allclose(velocity, found[3:], atol=1e-5)
     mujoco.mj_objectVelocity(compiled, data, mujoco.mjtObj.mjOBJ_XBODY, 1, found, 0)
-    velocity, turning = dog.in_world(now)
-    np.testing.assert_allclose(np.concatenate([turning, velocity]), found, atol=1e-5)
-    np.testing.assert_allclose(dog.up(now), data.xmat[1].reshape(3, 3)[:, 2], atol=1e-6)
-    jacobian, feet = np.zeros((3, compiled.nv)), dog.foot_velocities(now)
+    np.testing.assert_allclose(np.concatenate(in_world[::-1]), found, atol=1e-5)
+    np.testing.assert_allclose(up, data.xmat[1].reshape(3, 3)[:, 2], atol=1e-6)
+    jacobian = np.zeros((3, compiled.nv))
     for i, body in enumerate(dog._stands.feet):
         at = data.xpos[body] + data.xmat[body].reshape(3, 3) @ dog._stands.soles[i]
         mujoco.mj_jac(compiled, data, jacobian, None, at, body)
         np.testing.assert_allclose(feet[i], jacobian @ data.qvel, atol=1e-4)
-        np.testing.assert_allclose(dog.heights(now)[i], at[2], atol=1e-5)
+        np.testing.assert_allclose(heights[i], at[2], atol=1e-5)
 
 
 def test_actions_move_the_servos_about_the_posture(dog):

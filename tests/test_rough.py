@@ -93,14 +93,23 @@ def test_feet_stand_on_the_tile_below_them(rolled):
     assert seen > 50
 
 
+def tops_below(line: np.ndarray, stairs: bool, size: float, top: float) -> np.ndarray:
+    """Heights of a ground along a line from where the robot begins."""
+
+    @jax.jit
+    @jax.vmap
+    def below(foot: Any) -> Any:
+        ground = Ground(jax.random.key(5), jnp.bool_(stairs), foot[None])
+        return ground.boxes(size, top).reshape(3, 3)[0, 2] + 0.5
+
+    return np.asarray(below(np.stack([line, 0 * line], axis=1).astype(np.float32)))
+
+
 def test_ground_is_flat_at_first_and_rises_as_it_should():
     size, top = 0.3, 0.08
-    line = jnp.arange(0.15, 12, 0.3)
-    feet = jnp.stack([line, jnp.zeros_like(line)], axis=1)
+    line = np.arange(0.15, 12, 0.3)
     for stairs in (False, True):
-        ground = Ground(jax.random.key(5), jnp.bool_(stairs), feet)
-        boxes = np.asarray(jax.jit(lambda ground: ground.boxes(size, top))(ground))
-        tops = boxes.reshape(-1, 3, 3)[:, 0, 2] + 0.5
+        tops = tops_below(line, stairs, size, top)
         np.testing.assert_allclose(tops[line < 0.9], 0, atol=1e-6)
         steps = np.abs(np.diff(tops))
         if stairs:
@@ -115,13 +124,9 @@ def test_ground_is_flat_at_first_and_rises_as_it_should():
 
 @pytest.mark.parametrize("size", [0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.6])
 def test_every_ring_of_stairs_is_a_step(size):
-    cells = jnp.arange(40)
-    feet = jnp.stack([(cells + 0.5) * size, jnp.zeros(40)], axis=1)
-    ground = Ground(jax.random.key(5), jnp.bool_(True), feet)
-    tops = (
-        np.asarray(jax.jit(lambda g: g.boxes(size, 0.08))(ground)).reshape(-1, 3, 3)[:, 0, 2] + 0.5
-    )
-    rings = np.floor((np.asarray((cells + 0.5) * size, np.float64) - 1.0) / size + 1e-6)
+    line = (np.arange(40) + 0.5) * size
+    tops = tops_below(line, True, size, 0.08)
+    rings = np.floor((line - 1.0) / size + 1e-6)
     ring = np.maximum(rings, 0)
     step, flight = ring % 8, ring // 8
     wanted = 0.08 * np.minimum((flight + 1) / 3, 1) * np.minimum(step, 8 - step)
@@ -155,9 +160,13 @@ def test_half_of_the_grounds_have_stairs():
     assert 0.4 < np.asarray(grounds.stairs).mean() < 0.6
 
 
+@pytest.mark.slow
 def test_rough_ground_is_a_task(robot):
-    task = Go1Rough(xml_file=robot, push_speed=1.0)
-    check_task(task)
+    check_task(Go1Rough(xml_file=robot, push_speed=1.0))
+
+
+def test_rough_ground_has_a_mirror_and_a_privileged_part(robot):
+    task = Go1Rough(xml_file=robot)
     assert task.spec.mirror is not None
     assert task.spec.observation["privileged"].shape == (79,)
 

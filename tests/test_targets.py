@@ -200,7 +200,8 @@ def test_targets_are_drawn_over_the_whole_disc_and_differ_between_episodes(task)
 
 
 def test_the_target_does_not_depend_on_how_the_arm_begins():
-    states = jax.vmap(ReacherAngle().reset)(jax.random.split(jax.random.key(1), 1000))
+    reset = jax.jit(simd.vectorize(ReacherAngle().reset))
+    states = reset(jax.random.split(jax.random.key(1), 1000))
     begun = np.stack([*np.asarray(states.inner.qpos).T, *np.asarray(states.inner.qvel).T])
     target = np.asarray(states.inner.kept)[:, :2].T
     apart = np.hypot(*target)
@@ -251,11 +252,11 @@ def test_an_evaluation_sums_the_metrics_of_each_episode():
 
 def test_auto_reset_draws_other_targets():
     env = wrappers.training(Ur5e(episode_steps=3))
-    step, state = jax.jit(env.step), env.reset(jax.random.key(3))
-    seen = []
+    step, reset = jax.jit(simd.vectorize(env.step)), jax.jit(simd.vectorize(env.reset))
+    state, seen = reset(jax.random.key(3)[None]), []
     for _ in range(9):
-        state = step(state, jnp.zeros(6))
+        state = step(state, jnp.zeros((1, 6)))
         task = state.inner[0][0] if isinstance(state.inner[0], tuple) else state.inner[0]
         if state.timestep.first:
-            seen.append(np.asarray(task.kept.target))
+            seen.append(np.asarray(task.kept.target[0]))
     assert len(seen) == 2 and np.abs(seen[0] - seen[1]).max() > 1e-3

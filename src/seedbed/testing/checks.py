@@ -277,7 +277,8 @@ def check_task(task: Environment, steps: int = 1000, seed: int = 0) -> None:
     env = auto_reset(limited(task))
     keys = jax.random.split(jax.random.key(seed), _ENVS)
     with naming(f"{name}.reset", _TASKS):
-        one, other = (jax.jit(jax.vmap(lambda key: env.reset(key)))(keys) for _ in range(2))
+        # Inner lambdas: JAX would not trace the same function again.
+        one, other = (jax.jit(simd.vectorize(lambda key: env.reset(key)))(keys) for _ in range(2))
     _require_equal(name, "reset", one, other)
     opened = one.timestep
     if (
