@@ -37,7 +37,7 @@ train: setup
 	$(BIN)/seedbed train pong $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Each of what needs minutes may take the whole machine.
 test-all: test

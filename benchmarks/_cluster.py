@@ -18,7 +18,7 @@ from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name
 from seedbed.plan.acting import Sizes
 from seedbed.plan.costs import ActingCosts, Calibration, ShardCosts
-from seedbed.plan.engine import NOTHING, Cost
+from seedbed.plan.engine import Cost
 from seedbed.plan.hosts import HostKind
 from seedbed.plan.measuring import bench
 from seedbed.plan.predict import Subject, predict
@@ -51,7 +51,7 @@ def round_trips(shards: int, network: str, seconds: float) -> Measured:
         return measure(server, seconds)
 
 
-def learner_costs(seconds: float) -> tuple[ActingCosts, Cost]:
+def learner_costs(seconds: float) -> ActingCosts:
     """Measures acting, and the gradient of a batch."""
     size = ENVIRONMENTS // GROUPS
     step, wake_s = measure_steps(ENV, size, 1, seconds)
@@ -64,7 +64,7 @@ def learner_costs(seconds: float) -> tuple[ActingCosts, Cost]:
         gradient, priorities = parts.update(parts.batch(), sharded=True)
         draw = parts.draw(priorities)
         # Each machine has cores to spare, so nothing crowds them.
-        return ActingCosts(Cost(step), 0.0, wake_s, calls, NOTHING, parts.seal(), draw), gradient
+        return ActingCosts(Cost(step), 0.0, wake_s, calls, gradient, parts.seal(), draw)
 
 
 def cluster(
@@ -114,9 +114,9 @@ def simulation(seconds: float) -> dict[str, Any]:
     print(f"simulation: costs of streams over TLS, {seconds:g} s each", flush=True)
     measured = [round_trips(s, network, seconds) for s in SIZES for network in NETWORKS]
     learner, shard = fit(measured)
-    acting, gradient = learner_costs(seconds)
+    acting = learner_costs(seconds)
     print(
-        f"  a gradient {1e3 * gradient.cpu_s:.1f} ms; a learner {1e3 * learner.base:.2f} ms + "
+        f"  a gradient {1e3 * acting.update.cpu_s:.1f} ms; a learner {1e3 * learner.base:.2f} ms + "
         f"{1e3 * learner.shard:.2f} ms a shard + {1e3 * learner.megabyte:.2f} ms/MB; a shard "
         f"{1e3 * shard.base:.2f} ms + {1e3 * shard.megabyte:.2f} ms/MB"
     )
@@ -130,7 +130,7 @@ def simulation(seconds: float) -> dict[str, Any]:
         f"foretold, {1e3 * unseen.learner:.1f} measured; a shard {1e3 * foretold['shard']:.1f} and "
         f"{1e3 * unseen.shard:.1f}"
     )
-    shards = ShardCosts(gradient, learner, shard, learner, shard)
+    shards = ShardCosts(learner, shard, learner, shard)
     calibration = Calibration(cpu_name(), 1.0, "cpu", "cpu", __version__, acting, shards=shards)
     rows = []
     for learners, count in (*OTHERS, PAPER):
@@ -138,7 +138,7 @@ def simulation(seconds: float) -> dict[str, Any]:
             rows.append(cluster(calibration, learners, count, gigabits))
             show(rows[-1])
     return {
-        "costs": {"gradient": gradient, "learner": learner, "shard": shard},
+        "costs": {"gradient": acting.update, "learner": learner, "shard": shard},
         "measured": [m._asdict() for m in (*measured, unseen)],
         "foretold": foretold,
         "rows": rows,

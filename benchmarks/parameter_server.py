@@ -69,10 +69,10 @@ def main() -> int:
         for name in ("shared", "tls"):
             with serving(name == "tls") as server:
                 server.round_trips(0.2 * seconds)
-                rate, each = server.round_trips(seconds)
+                trips = server.round_trips(seconds)
                 size, parameters = server.bytes(), server.parameters
-            rates[name].append(rate)
-            used[name].append(each)
+            rates[name].append(trips.number / trips.passed_s)
+            used[name].append(1e3 * (trips.learner_s + trips.shards_s) / trips.number)
         rates["copies"].append(copies(size, 0.2 * seconds))
     median = {name: statistics.median(values) for name, values in rates.items()}
     print(f"{parameters:,} parameters, {SHARDS} shards, {size / 1e6:.1f} MB a round trip")

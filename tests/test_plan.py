@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from seedbed import cli
 from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.config.configuration import TrainConfig
 from seedbed.config.settle import Request, settle
 from seedbed.envs.host.gym import GymEnv
 from seedbed.files import write_json
+from seedbed.paramserver.placement import KINDS
 from seedbed.plan import predict as predicting
 from seedbed.plan.acting import Sizes
 from seedbed.plan.calibration import calibrated, key_of, path_of
@@ -42,7 +45,7 @@ from seedbed.plan.engine import (
     Worker,
 )
 from seedbed.plan.fused import Iteration
-from seedbed.plan.hosts import EXAMPLE, HostKind, read_hosts
+from seedbed.plan.hosts import EXAMPLE, HostKind, for_machine, read_hosts, require_fit
 from seedbed.plan.measuring import bench
 from seedbed.plan.predict import Subject, predict
 from seedbed.plan.sharded import Traffic
@@ -67,7 +70,7 @@ def acting(step_s: float = 1e-3, call_s: float = 1e-3, update_s: float = 1e-2) -
 
 
 def calibration(costs: ActingCosts) -> Calibration:
-    shards = ShardCosts(Cost(1e-2), *[Linear(1e-3, 1e-4, 1e-3)] * 4)
+    shards = ShardCosts(*[Linear(1e-3, 1e-4, 1e-3)] * 4)
     stream = StreamCosts(*[Cost(1e-4)] * 4, up_bytes=1e4, down_bytes=100.0)
     fused = FusedCosts(Cost(0.02, 2.0), Cost(0.04, 2.0), 1000)
     return Calibration("cpu", 2.0, "cpu", "cpu", "0", costs, stream, shards, fused)
@@ -277,6 +280,45 @@ def test_streams_pass_the_ingest_process():
     assert found.cost_of_1e9_frames == pytest.approx(4e9 / 3600 / found.frames_per_s)
 
 
+def test_replay_gets_rows_by_the_chunk():
+    """A group's rows become items eight at a time: acting goes on at once until then."""
+    costs, kinds = calibration(acting(step_s=1e-4, call_s=1e-4)), [HostKind("here", 8.0)]
+    found = predict(central(1, dataclasses.replace(REPLAY, ratio=32.0)), costs, kinds)
+    # A chunk of 16 environments asks for 128 batches of 10 ms, of which all but 8 are made before acting.
+    assert found.action_p50_ms is not None and found.action_p50_ms < 1
+    many = dataclasses.replace(REPLAY, batch=16 * 4096)
+    found = predict(central(1, many), costs, kinds)
+    assert found.env_steps_per_s == pytest.approx(found.updates_per_s * many.batch / 4, rel=0.2)
+
+
+def test_learners_of_a_machine_take_its_accelerators_in_turn():
+    def rate(accelerators: int) -> float:
+        kinds = [
+            HostKind("shards", 8.0, only=KINDS),
+            HostKind("gpus", 16.0, accelerators=accelerators, only=("learners",)),
+        ]
+        costs = calibration(acting(update_s=0.2))
+        return predict(paramserver(2, 1), costs, kinds).updates_per_s
+
+    # A gradient takes 0.2 s of a device, and all else much less.
+    assert rate(1) == pytest.approx(5, rel=0.1) and rate(2) == pytest.approx(10, rel=0.1)
+
+
+def test_a_call_waits_for_others_until_its_deadline_at_most():
+    def latency(deadline_s: float) -> float:
+        subject = central(2)
+        assert subject.sizes is not None
+        subject = subject._replace(sizes=subject.sizes._replace(deadline_s=deadline_s, pads=True))
+        kinds = [HostKind("here", 16.0, accelerators=1)]
+        found = predict(subject, calibration(acting(1e-2, 1e-4, 1e-4)), kinds)
+        assert found.action_p50_ms is not None
+        return found.action_p50_ms
+
+    # Two groups of an actor are never ready at once, so that a call of all never comes before its deadline.
+    assert latency(4e-3) == pytest.approx(4.1, rel=0.1)
+    assert latency(0.0) == pytest.approx(0.1, rel=0.3)
+
+
 def test_an_accelerator_takes_over():
     kinds = [HostKind("here", 16.0, accelerators=1, learning=10.0, inference=10.0)]
     found = predict(central(2), calibration(acting(update_s=10.0)), kinds)
@@ -353,6 +395,9 @@ def test_hosts_are_read(tmp_path):
         ('[[hosts]]\nname = "a"\ncores = true', "cores is True: give a number"),
         ('[[hosts]]\nname = "a"\ncores = 2\ncount = 1.5', "count is 1.5: give a whole number"),
         ('[[hosts]]\nname = "a"\ncores = 2\nonly = ["x"]', "some of parameters, replay, learners"),
+        ('[[hosts]]\nname = "a"\ncores = 2\nonly = [["x"]]', "some of parameters, replay"),
+        ('[[hosts]]\nname = "a"\ncores = 2\ncount = 1000000000', "it may be 10000 at most"),
+        (f'[[hosts]]\nname = "a"\ncores = 1{"0" * 400}', "cores is too large: it may be 1e.06"),
         ('[[hosts]]\nname = ""\ncores = 2', "name is '': give a word"),
         ('[[hosts]]\nname = "a"\ncores = 2\n' * 2, "names 'a' twice"),
     ],
@@ -374,11 +419,28 @@ def test_wrong_hosts_are_refused(tmp_path, text, says):
             "give --stream-groups 128",
         ),
         (CentralConfig(listen="0.0.0.0:1"), [HERE], "has no actors"),
+        (
+            ParamServerConfig(),
+            [HERE, HostKind("b", 2.0, actors=1)],
+            "b has `actors`, which the paramserver runtime does not know",
+        ),
+        (FusedConfig(), [HostKind("a", 2.0, only=("replay",))], "a has `only`"),
+        (ParamServerConfig(), [HostKind("a", 2.0, only=("replay",))], "coordinates takes every"),
     ],
 )
 def test_runs_that_do_not_fit_their_hosts_are_refused(config, kinds, says):
     with pytest.raises(SeedbedError, match=says):
-        predict(Subject(config, 1, sizes(UNROLLS)), calibration(acting()), kinds)
+        require_fit(kinds, config)
+
+
+def test_actors_that_are_left_open_are_those_of_the_learners_machine():
+    open_ = TrainConfig(GymEnv("CartPole-v1"), Impala(), CentralConfig())
+    kind = HostKind("learner", 32.0)
+    assert for_machine(open_, kind).runtime.actors == 32
+    given = dataclasses.replace(open_, runtime=CentralConfig(actors=3))
+    assert for_machine(given, kind) == given
+    fits_its_batch = dataclasses.replace(open_, agent=Ppo())
+    assert for_machine(fits_its_batch, kind) == fits_its_batch
 
 
 @pytest.fixture
@@ -402,11 +464,21 @@ def test_the_command_tells_a_table(kept, capsys):
 
 
 def test_the_command_refuses_what_it_cannot_plan(kept, tmp_path, capsys):
+    two = tmp_path / "two.toml"
+    two.write_text('[[hosts]]\nname = "a"\ncores = 2\ncount = 2')
     for words, says in (
         ([], "name what to plan first"),
         (["cartpole/impala", "--run", "r"], "a plan makes no run"),
         (["cartpole/impala", "--host", "h"], "did you mean --hosts?"),
         (["cartpole/impala", "--hosts", str(tmp_path / "none")], "cannot be read"),
+        (["cartpole/impala", "--hosts", "3"], "a plan takes a file with the machines"),
+        (["cartpole/impala", "--learners", "2"], "a plan knows one learner"),
+        (
+            ["CartPole-v1", "--agent", "dqn", "--runtime", "paramserver", "--replay", "bundled"],
+            "bundled",
+        ),
+        (["cartpole/ppo", "--seeds", "2"], "leave out --seeds"),
+        (["cartpole/dqn", "--hosts", str(two)], "replay trains on one device"),
     ):
         assert cli.main(["plan", *words]) in (1, 2)
         assert says in capsys.readouterr().err

@@ -58,7 +58,7 @@ class Program:
         # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
         bind(agent, env.spec)
         self.members = len(config.variations)
-        self.plan = _plan(agent, config, len(devices) if self.members == 1 else 1)
+        self.plan = plan_of(agent, config, len(devices) if self.members == 1 else 1)
         if self.members > 1 and self.members % len(devices):
             raise SeedbedError(
                 f"{self.members} runs at once on {len(devices)} devices, of which each has equally many: "
@@ -254,7 +254,7 @@ class Program:
         return self._play(params, seed, stop)
 
 
-def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
+def plan_of(agent: Agent, config: FusedConfig, devices: int) -> Plan:
     """Returns the sizes of an iteration; raises SeedbedError if the options do not fit one another."""
     require_sizes(agent)
     batch, unrolls = agent.experience.batch, on_policy(agent)

@@ -27,7 +27,7 @@ from seedbed.streams.messages import Message
 _FIGURES_S = 0.2
 # Rows of one message, and the sets of chunks of each group that may be on their way: the lease counts only
 # the items that the shard has told of, so what it has not told must be little.
-_ROWS, _SETS_AHEAD = 16, 2
+_ROWS, SETS_AHEAD = 16, 2
 
 
 class Row(NamedTuple):
@@ -114,7 +114,7 @@ class ReplayClient:
     @property
     def full(self) -> bool:
         """Whether so much waits for the shard that acting has to wait. Any thread may read it."""
-        most = _SETS_AHEAD * CHUNK * self._layout.num_groups
+        most = SETS_AHEAD * CHUNK * self._layout.num_groups
         return len(self._unsent) + len(self._unacked) >= most
 
     @property

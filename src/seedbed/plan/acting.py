@@ -15,6 +15,7 @@ from seedbed.central.inference import batch_sizes
 from seedbed.plan.costs import ActingCosts, StreamCosts
 from seedbed.plan.engine import (
     Cost,
+    Device,
     Fellows,
     Machine,
     Process,
@@ -24,12 +25,10 @@ from seedbed.plan.engine import (
     Simulation,
     Worker,
 )
-from seedbed.replay.limiter import SLACK_BATCHES
 from seedbed.types import OnPolicy, Replay
 
 JITTER = 0.1
 """The share by which steps and updates take less or more, so that processes do not march in step."""
-_AHEAD = 2  # batches of replay, that of the learner among them
 
 
 class Sizes(NamedTuple):
@@ -51,7 +50,7 @@ class Group:
     path: Path | None  # to the learner; None on its own machine
     resume: Resume | None = None  # what its action lets go on
     since_s: float = 0.0  # when its timestep was complete
-    row: int = 0  # of its open unroll
+    row: int = 0  # of its open unroll, or of its open chunk of replay
     versions: float = 0.0  # sum over the rows of the open unroll
     completed: int = 0  # unrolls since parameters were published
 
@@ -159,105 +158,6 @@ class Unrolls:
         self.steps += self._per_batch * self._size * self._unroll
 
 
-class Balance:
-    """The ratio of drawing to adding, of one learner or of all; as `replay.limiter.RatioLimiter`."""
-
-    def __init__(self, simulation: Simulation, experience: Replay) -> None:
-        """Replay holds `min_size` items already."""
-        self._experience, self._owed = experience, 0.0
-        # Given when a batch may be drawn, to one that waits, and when acting may go on, to all.
-        self.drawable, self.addable = Signal(simulation), Signal(simulation)
-
-    def added(self, steps: float) -> None:
-        """Counts the items that so many steps begin."""
-        self._owed += steps / self._experience.period * self._experience.ratio
-        self._offer()
-
-    @property
-    def may_add(self) -> bool:
-        """Whether acting may go on."""
-        return self._owed < SLACK_BATCHES * self._experience.batch
-
-    def draw(self) -> bool:
-        """Takes a batch of draws, if so many are owed; returns whether they were."""
-        if self._owed < self._experience.batch:
-            return False
-        full = not self.may_add
-        self._owed -= self._experience.batch
-        if full and self.may_add:
-            self.addable.give()
-        self._offer()
-        return True
-
-    def _offer(self) -> None:
-        if self._owed >= self._experience.batch:
-            self.drawable.give(1)
-
-
-class Replayed:
-    """Replay in the learner's process, with the thread that seals and draws ahead; a `Source`."""
-
-    def __init__(
-        self, simulation: Simulation, sizes: Sizes, costs: ActingCosts, thread: Worker
-    ) -> None:
-        experience = sizes.experience
-        assert isinstance(experience, Replay)
-        self.steps = 0.0
-        self._size, self._costs, self._thread = sizes.group_size, costs, thread
-        self._balance = Balance(simulation, experience)
-        self._unsealed = self._ready = 0
-        self._free = _AHEAD
-        self._drawn = Signal(simulation)
-        simulation.start(self._attend())
-
-    def arrive(self, group: Group) -> bool:
-        """Returns True: acting never waits for newer parameters."""
-        return True
-
-    def add(self, groups: Sequence[Group], version: int) -> Process:
-        """Appends; waits for the learner to catch up."""
-        for _ in groups:
-            while not self._balance.may_add:
-                yield self._balance.addable.wait
-            self.steps += self._size
-            self._unsealed += 1
-            self._balance.drawable.give()
-
-    def flush(self) -> Process:
-        """Passes on nothing: `add` has appended every step."""
-        yield from ()
-
-    def _attend(self) -> Process:
-        """Seals and draws, as the replay thread does."""
-        while True:
-            worked = False
-            if self._unsealed:
-                count, self._unsealed = self._unsealed, 0
-                yield self._thread.do(self._costs.seal.times(count))
-                self._balance.added(count * self._size)
-                worked = True
-            if self._free and self._balance.draw():
-                self._free -= 1
-                yield self._thread.do(self._costs.draw)
-                self._ready += 1
-                self._drawn.give()
-                worked = True
-            if not worked:
-                yield self._balance.drawable.wait
-
-    def take(self) -> Process:
-        """Waits for a batch."""
-        while not self._ready:
-            yield self._drawn.wait
-        self._ready -= 1
-        return None
-
-    def learned(self) -> None:
-        """Gives the buffers back."""
-        self._free += 1
-        self._balance.drawable.give()
-
-
 class Learner:
     """A learner with the groups that it acts for."""
 
@@ -268,15 +168,15 @@ class Learner:
         costs: ActingCosts,
         machine: Machine,
         rng: random.Random,
+        devices: tuple[Device, Device] | None = None,
     ) -> None:
-        """Starts nothing yet: `begin` does."""
+        """Starts nothing yet: `begin` does. `devices` are those that act and learn, None for the cores."""
         self.simulation, self.sizes, self.costs, self.rng = simulation, sizes, costs, rng
-        first, last = (machine.devices[i] if machine.devices else None for i in (0, -1))
         lost = costs.company
-        mine = (Fellows(self, slow, lost.waste) for slow in (lost.acting, lost.learning))
-        self.acting, self.learning = (
-            Worker(simulation, machine, device=device, fellows=fellows)
-            for device, fellows in zip((first, last), mine, strict=True)
+        self.acts_on, learns_on = devices or (None, None)
+        self.acting = Worker(simulation, machine, fellows=Fellows(self, lost.acting, lost.waste))
+        self.learning = Worker(
+            simulation, machine, device=learns_on, fellows=Fellows(self, lost.learning, lost.waste)
         )
         self.version = self.batches = 0
         self.latencies: list[float] = []
@@ -286,7 +186,7 @@ class Learner:
         self._call_sizes: tuple[int, ...] = ()  # groups for which acting is compiled
         self._ready: list[Group] = []
         self._resting: list[Group] = []
-        self._under_way = 0
+        self._under_way = self._called = 0  # calls, and groups in those that have no actions yet
         self._changed = Signal(simulation)
 
     def begin(
@@ -334,9 +234,7 @@ class Learner:
                 if idle and self._ready:
                     yield self.acting.do(Cost(self.costs.wake_s))
                 continue
-            acting = len(self.groups) - len(self._resting)
-            if self.sizes.deadline_s and len(self._ready) < acting:
-                yield self.simulation.sleep(self.sizes.deadline_s)
+            yield from self._gather()
             size, count = self._size(), len(self._ready)
             groups, self._ready = self._ready[: min(size, count)], self._ready[size:]
             self._under_way += 1
@@ -344,6 +242,17 @@ class Learner:
                 yield from self._call(groups, size)
             else:
                 self.simulation.start(self._call(groups, size))
+
+    def _gather(self) -> Process:
+        """Waits for other groups to join a call, at most until its deadline; not for those that cannot."""
+        until_s = self.simulation.now + self.sizes.deadline_s
+        if not self.sizes.deadline_s:
+            return
+        self.simulation.after(self.sizes.deadline_s, self._changed.give)
+        while self.simulation.now < until_s:
+            if len(self._ready) + self._called >= len(self.groups) - len(self._resting):
+                return
+            yield self._changed.wait
 
     def _size(self) -> int:
         """Returns the compiled size for the groups that are ready."""
@@ -355,8 +264,13 @@ class Learner:
     def _call(self, groups: Sequence[Group], size: int) -> Process:
         cost, version = self.costs.call(size), self.version
         self.calls, self.rows = self.calls + 1, self.rows + len(groups) * self.sizes.group_size
+        self._called += len(groups)
         yield self.acting.do(cost.host)
-        yield self.acting.do(cost.program)
+        yield self.acting.do(cost.program._replace(device_s=0.0))
+        if self.acts_on is not None and cost.program.device_s:
+            # The thread may stage the next call meanwhile.
+            yield self.acts_on.work(cost.program.device_s)
+        self._called -= len(groups)
         for group in groups:
             assert group.resume is not None
             self.simulation.after(0.0, group.resume)

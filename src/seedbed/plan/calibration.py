@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from seedbed.machine import cpu_name, usable_cores
 from seedbed.plan import iterations, messages, round_trips, stepping
 from seedbed.plan.acting import Sizes
 from seedbed.plan.costs import ActingCosts, Calibration, ShardCosts, from_json, to_json
-from seedbed.plan.engine import NOTHING, Cost
+from seedbed.plan.engine import Cost
 from seedbed.plan.fused import Iteration
+from seedbed.plan.hosts import HostKind, machines_of
 from seedbed.plan.measuring import bench
 from seedbed.plan.predict import Subject
 from seedbed.run import devices
@@ -29,29 +32,39 @@ from seedbed.run.checking import check_agent
 from seedbed.run.devices import kind_of_device
 from seedbed.run.options import GROUPS, CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import EnvSpec, bind
+from seedbed.simd.store.sources import fingerprint
+from seedbed.types import Agent, Environment, EnvSpec, SeedbedError, bind, differentiates
 from seedbed.version import __version__
 
-FORM = 2
+FORM = 3
 """The number of what is measured and how: another one, and nothing that was kept is used."""
 _SHARDS = (1, 3)  # with which round trips are measured
 Tell = Callable[[str], None]
 
 
-def subject_of(config: TrainConfig) -> Subject:
-    """Returns a settled configuration in numbers. Starts JAX, and makes an environment of the host."""
+def subject_of(config: TrainConfig, kinds: Sequence[HostKind] | None = None) -> Subject:
+    """Returns a settled configuration in numbers, on this machine or on others.
+
+    Starts JAX, and makes an environment of the host. Raises SeedbedError for runs of which there is no model.
+    """
     runtime, env, agent = config.runtime, config.env, config.agent
     updates = agent.epochs * agent.minibatches
     if isinstance(runtime, FusedConfig):
-        from seedbed.fused.program import Program
-
         assert is_on_device(env)
-        program = Program(env, agent, runtime)
-        shapes = jax.tree.leaves(check_agent(program.agent))
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
-        return Subject(runtime, env.frame_skip, iteration=Iteration(program.plan.updates, size))
+        return _fused(runtime, env, agent, len(machines_of(kinds or [])))
     assert isinstance(runtime, CentralConfig | ParamServerConfig) and not is_on_device(env)
+    if isinstance(runtime, CentralConfig) and runtime.learners > 1:
+        raise SeedbedError(
+            f"learners is {runtime.learners}: a plan knows one learner of the central runtime; leave out "
+            "--learners"
+        )
+    if isinstance(runtime, ParamServerConfig) and runtime.replay == "bundled":
+        raise SeedbedError(
+            "replay is bundled: a plan knows shards that all learners share; leave out --replay"
+        )
     policy = devices.policy_of(jax.devices()[0])
+    if kinds is not None and kinds[0].accelerators:
+        policy = devices.ACCELERATOR
     sizes = Sizes(
         group_size=runtime.envs_per_actor // GROUPS,
         experience=agent.experience,
@@ -68,6 +81,25 @@ def subject_of(config: TrainConfig) -> Subject:
     return Subject(runtime, env.frame_skip, sizes, traffic=parts)
 
 
+def _fused(runtime: FusedConfig, env: Environment, agent: Agent, machines: int) -> Subject:
+    from seedbed.fused.program import Program, plan_of
+
+    program = Program(env, agent, runtime)
+    if program.members > 1 or differentiates(agent) is not None:
+        raise SeedbedError(
+            "a plan knows one run of an agent that acts and then learns: leave out --seeds and --sweep, and "
+            "take another agent than apg"
+        )
+    devices = len(runtime.devices)
+    if machines > 1:
+        plan_of(agent, runtime, machines * devices)  # all as devices of one program
+    shapes = jax.tree.leaves(check_agent(program.agent))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    return Subject(
+        runtime, env.frame_skip, iteration=Iteration(program.plan.updates, size, devices)
+    )
+
+
 def _spec(env: HostEnvConfig) -> EnvSpec:
     host = env.make(1, 0)
     try:
@@ -81,7 +113,8 @@ def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:
     data, runtime = config_to_json(config), config.runtime
     sizes: dict[str, Any] = {"runtime": runtime.runtime}
     if isinstance(runtime, FusedConfig):
-        sizes |= {"envs": runtime.envs, "unroll": runtime.unroll, "euler": runtime.euler_share}
+        sizes |= {name: getattr(runtime, name) for name in ("envs", "unroll", "euler_share")}
+        sizes |= {"devices": len(runtime.devices)}
     else:
         assert isinstance(runtime, CentralConfig | ParamServerConfig)
         sizes |= {"group_size": runtime.envs_per_actor // GROUPS}
@@ -89,7 +122,10 @@ def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:
         sizes |= {"streams": bool(runtime.listen)} if central else {"far": far}
     return {
         "form": FORM,
-        "version": __version__,
+        "sources": fingerprint((".",)),
+        "libraries": [
+            version(name) for name in ("jaxlib", "numpy", "gymnasium", "mujoco") if _there(name)
+        ],
         "machine": cpu_name(),
         "cores": usable_cores(),
         "device": kind_of_device(jax.devices()[0]),
@@ -97,6 +133,10 @@ def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:
         "agent": data["agent"],
         **sizes,
     }
+
+
+def _there(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def path_of(key: dict[str, Any]) -> Path:
@@ -157,10 +197,10 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
             crowding=max(0.0, crowded / alone - 1.0),
             wake_s=wake_s,
             calls=calls,
-            update=NOTHING if sharded else update,
-            company=parts.company(),
+            update=update,
             seal=parts.seal(),
             draw=parts.draw(priorities),
+            company=parts.company(),
         )
         stream = None
         if isinstance(runtime, CentralConfig) and runtime.listen:
@@ -172,7 +212,7 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
     shards = None
     if sharded:
         tell("parameter shards")
-        shards = _shard_costs(config, spec, update, far, seconds)
+        shards = _shard_costs(config, spec, far, seconds)
     return _replaced(begun, acting=acting, stream=stream, shards=shards)
 
 
@@ -180,9 +220,7 @@ def _replaced(begun: Calibration, **parts: Any) -> Calibration:
     return Calibration(**{**vars(begun), **parts})
 
 
-def _shard_costs(
-    config: TrainConfig, spec: EnvSpec, gradient: Cost, far: bool, seconds: float
-) -> ShardCosts:
+def _shard_costs(config: TrainConfig, spec: EnvSpec, far: bool, seconds: float) -> ShardCosts:
     env: Any = config.env
     agent = bind(config.agent, stacked_spec(spec, env.frame_stack))
 
@@ -194,4 +232,4 @@ def _shard_costs(
         return round_trips.fit(found)
 
     near = lines(tls=False)
-    return ShardCosts(gradient, *near, *(lines(tls=True) if far else near))
+    return ShardCosts(*near, *(lines(tls=True) if far else near))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seedbed import strict_json
+from seedbed.exit_status import ExitStatus
 from seedbed.printable import printable
-from seedbed.types import SeedbedError, UsageError
+from seedbed.types import UsageError
 
 if TYPE_CHECKING:
     from seedbed.config.configuration import TrainConfig
@@ -60,9 +62,8 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     own, rest = parser.parse_known_args(arguments)
     from seedbed.config import flags
     from seedbed.config.settle import settle
-    from seedbed.plan.hosts import read_hosts
+    from seedbed.plan.hosts import for_machine, read_hosts
     from seedbed.run.devices import dispatch_in_place
-    from seedbed.run.options import CentralConfig
     from seedbed.run.programs import keep_programs
 
     flags.reject_near(rest, parser)
@@ -75,17 +76,19 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     # As a run does.
     keep_programs()
     dispatch_in_place()
-    config = settle(given.request, lambda found: flags.override(found, given.rest, False)).config
-    if isinstance(config.runtime, CentralConfig) and config.runtime.learners > 1:
-        raise SeedbedError(
-            f"learners is {config.runtime.learners}: a plan knows one learner of the central runtime; leave "
-            "--learners out"
-        )
+
+    def change(found: TrainConfig) -> TrainConfig:
+        found = flags.override(found, given.rest, False)
+        return for_machine(found, kinds[0]) if kinds else found
+
+    config = settle(given.request, change).config
 
     def progress(part: str) -> None:
         if sys.stderr.isatty():
             print(f"measuring {part} ...", file=sys.stderr, flush=True)  # noqa: T201
 
+    # Shards that are measured are processes of their own, which have to be ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitStatus.STOPPED))
     kinds, subject, calibration, found = plan(config, kinds, own.fresh, progress)
     if own.json:
         tell(strict_json.dumps(as_json(kinds, calibration, found), indent=1))
@@ -98,11 +101,13 @@ def plan(
 ) -> tuple[list[HostKind], Subject, Calibration, Prediction]:
     """Calibrates and predicts; returns the machines, too, which are this one by default."""
     from seedbed.plan.calibration import calibrated, subject_of
-    from seedbed.plan.hosts import machines_of, this_machine
+    from seedbed.plan.hosts import machines_of, require_fit, this_machine
     from seedbed.plan.predict import predict
 
     far = kinds is not None and len(machines_of(kinds)) > 1
-    subject = subject_of(config)
+    if kinds is not None:
+        require_fit(kinds, config.runtime)
+    subject = subject_of(config, kinds)
     calibration = calibrated(config, far, fresh, progress)
     kinds = [this_machine(calibration)] if kinds is None else list(kinds)
     return kinds, subject, calibration, predict(subject, calibration, kinds)
@@ -160,12 +165,9 @@ def _costs(subject: Subject, calibration: Calibration) -> Iterator[tuple[str, Co
         yield f"a step of {size} environments", acting.step
         for call in (acting.calls[0], acting.calls[-1]):
             yield f"acting for {call.groups * size} environments", call.program
-        if acting.update.cpu_s:
-            yield "the updates of a batch", acting.update
+        yield "a gradient" if calibration.shards else "the updates of a batch", acting.update
         if acting.draw.cpu_s:
             yield "drawing a batch from replay", acting.draw
-    if (shards := calibration.shards) is not None:
-        yield "a gradient", shards.gradient
     if (stream := calibration.stream) is not None:
         yield "a timestep over TLS, at the learner", stream.take
 

@@ -30,23 +30,28 @@ class ActingCosts:
     )
     wake_s: float  # core seconds until a process that waits at a doorbell goes on
     calls: tuple[CallCost, ...]  # in the order of their groups
-    update: Cost  # of a batch, from taking it to publishing parameters
+    update: Cost  # of a batch, until parameters are published; for shards, until the host has its gradient
     seal: Cost = NOTHING  # of a group's step in replay
     draw: Cost = NOTHING  # of a batch from replay, with the new priorities of its items
     company: Company = ALONE  # what the threads of a learner lose by working at once
 
     def call(self, groups: int) -> CallCost:
-        """Returns the cost of a call of any size, on the line through the two nearest that were measured."""
+        """Returns the cost of a call of any size, on the line through the two nearest that were measured.
+
+        Beyond the largest, it grows as from the smallest to the largest, on as many cores.
+        """
         if len(self.calls) == 1:
             return self.calls[0]._replace(groups=groups)
         at = bisect.bisect_left([each.groups for each in self.calls], groups)
-        low, high = self.calls[max(0, min(at, len(self.calls) - 1) - 1) :][:2]
+        beyond = at == len(self.calls)
+        low, high = (self.calls[0], self.calls[-1]) if beyond else self.calls[max(0, at - 1) :][:2]
         share = (groups - low.groups) / (high.groups - low.groups)
 
         def between(a: Cost, b: Cost) -> Cost:
-            numbers = (max(0.0, x + share * (y - x)) for x, y in zip(a, b, strict=True))
-            found = Cost(*numbers)
-            return found._replace(width=max(1.0, found.width))
+            cpu_s, width, device_s = (x + share * (y - x) for x, y in zip(a, b, strict=True))
+            if beyond:  # more cannot cost less
+                cpu_s, width, device_s = max(b.cpu_s, cpu_s), b.width, max(b.device_s, device_s)
+            return Cost(cpu_s, width, device_s)
 
         return CallCost(groups, *(between(a, b) for a, b in zip(low[1:], high[1:], strict=True)))
 
@@ -75,9 +80,8 @@ class Linear(NamedTuple):
 
 
 class ShardCosts(NamedTuple):
-    """The costs of an update by parameter shards, besides those of `ActingCosts`."""
+    """The costs of a round trip to parameter shards."""
 
-    gradient: Cost  # of a batch, from taking it to the gradient on the host
     learner: Linear  # of pushing and pulling, to shards on this machine
     shard: Linear
     far_learner: Linear  # to shards on other machines, over TLS
@@ -125,7 +129,7 @@ def from_json(data: dict[str, Any]) -> Calibration:
         send, take, answer, read = map(_cost, stream[:4])
         parts["stream"] = StreamCosts(send, take, answer, read, *stream[4:])
     if (shards := data["shards"]) is not None:
-        parts["shards"] = ShardCosts(_cost(shards[0]), *(Linear(*each) for each in shards[1:]))
+        parts["shards"] = ShardCosts(*(Linear(*each) for each in shards))
     if (fused := data["fused"]) is not None:
         parts["fused"] = FusedCosts(_cost(fused[0]), _cost(fused[1]), fused[2])
     return Calibration(**{**data, **parts})

@@ -1,7 +1,7 @@
 """The model of the fused runtime: all machines go through iterations together, as one learner.
 
 Environments and batches are divided among them evenly. After each minibatch, gradients are summed around a
-ring. An accelerator of a machine takes over all that was measured here.
+ring. The accelerators of a machine that the run uses take over all that was measured here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Iteration(NamedTuple):
 
     updates: int
     gradient_bytes: int
+    devices: int = 1  # of each machine that are used, if it has so many
 
 
 def begin(model: Model, costs: FusedCosts, sizes: Iteration, ended: Callable[[], None]) -> None:
@@ -37,7 +38,8 @@ def begin(model: Model, costs: FusedCosts, sizes: Iteration, ended: Callable[[],
     def of(kind: HostKind, cost: Cost, factor: float) -> Cost:
         if not kind.accelerators:
             return cost.times(factor)
-        return Cost(0.0, 1.0, factor * cost.wall_s / kind.learning / kind.accelerators)
+        used = min(sizes.devices, kind.accelerators)
+        return Cost(0.0, 1.0, factor * cost.wall_s / kind.learning / used)
 
     def part(number: int, cost: Cost, share: float) -> Process:
         factor = share / count * rng.uniform(1 - JITTER, 1 + JITTER)

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config.configuration import TrainConfig
 from seedbed.nearest import require_options
 from seedbed.paramserver.placement import KINDS
 from seedbed.plan.costs import Calibration
 from seedbed.printable import printable
-from seedbed.types import SeedbedError
+from seedbed.run.options import GROUPS, CentralConfig, ParamServerConfig, RuntimeConfig
+from seedbed.types import SeedbedError, on_policy
 
 EXAMPLE = """[[hosts]]
 name = "learner"
@@ -54,6 +56,10 @@ class HostKind:
 
 def read_hosts(path: Path) -> list[HostKind]:
     """Reads a file of hosts; raises SeedbedError, which names what cannot be and the remedy."""
+    if path.name.isdecimal() and not path.exists():
+        raise SeedbedError(
+            f"--hosts {path}: a plan takes a file with the machines here, which stand for those of the run"
+        )
     try:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -99,6 +105,8 @@ def _kind(path: Path, number: int, table: Any) -> HostKind:
 
 
 _LEAST = {"count": 1, "accelerators": 0, "actors": 0, "latency_ms": 0.0, "price_per_hour": 0.0}
+_MOST = {"count": 10_000, "accelerators": 1000, "actors": 10_000}
+_MOST_CORES = 1e6
 
 
 def _checked(where: str, name: str, value: Any) -> Any:
@@ -108,13 +116,16 @@ def _checked(where: str, name: str, value: Any) -> Any:
             raise SeedbedError(f"{where} is {value!r}: give a word")
         return value
     if name == "only":
-        if not isinstance(value, list) or not value or not set(value) <= set(KINDS):
+        if not isinstance(value, list) or not value or any(each not in KINDS for each in value):
             raise SeedbedError(f"{where} is {value!r}: give a list of some of {', '.join(KINDS)}")
         return tuple(value)
     whole = name in ("count", "accelerators", "actors")
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise SeedbedError(f"{where} is {value!r}: give a {'whole ' * whole}number")
-    least = _LEAST.get(name)
+    least, most = _LEAST.get(name), _MOST.get(name, _MOST_CORES)
+    if value > most:
+        shown = value if value < 1e18 else "too large"
+        raise SeedbedError(f"{where} is {shown}: it may be {most:g} at most")
     if not math.isfinite(value) or (value <= 0 if least is None else value < least):
         raise SeedbedError(
             f"{where} is {value}: it must be {'more than 0' if least is None else f'{least} or more'}"
@@ -125,6 +136,63 @@ def _checked(where: str, name: str, value: Any) -> Any:
 def machines_of(kinds: Sequence[HostKind]) -> list[HostKind]:
     """Returns the kind of every machine, in order."""
     return [kind for kind in kinds for _ in range(kind.count)]
+
+
+def actors_of(kinds: Sequence[HostKind]) -> list[int]:
+    """Returns the processes of `seedbed actor` on each machine; by default there are none on the first."""
+    usual = [0, *(max(1, int(kind.cores)) for kind in kinds[1:])]
+    return [n if kind.actors is None else kind.actors for n, kind in zip(usual, kinds, strict=True)]
+
+
+def require_fit(kinds: Sequence[HostKind], runtime: RuntimeConfig) -> None:
+    """Raises SeedbedError if a run with these options does not use the machines as they are described."""
+    central, server = (isinstance(runtime, kind) for kind in (CentralConfig, ParamServerConfig))
+    for kind in kinds:
+        for field, wanted, used in (
+            ("actors", kind.actors, central),
+            ("only", kind.only != KINDS, server),
+        ):
+            if wanted and not used:
+                raise SeedbedError(
+                    f"{printable(kind.name)} has `{field}`, which the {runtime.runtime} runtime does not "
+                    "know: leave it out"
+                )
+    machines = machines_of(kinds)
+    if server and kinds[0].only != KINDS:
+        raise SeedbedError(
+            f"{printable(kinds[0].name)} has `only`, and the machine that coordinates takes every kind: "
+            "leave it out, or name another machine first"
+        )
+    if not isinstance(runtime, CentralConfig):
+        return
+    away = sum(actors_of(machines))
+    if away and not runtime.listen:
+        raise SeedbedError(
+            f"{away} actors are on other machines, and the run does not listen: add --listen 0.0.0.0:4711, "
+            "or leave other machines out of the hosts"
+        )
+    if away * GROUPS > runtime.stream_groups:
+        raise SeedbedError(
+            f"the hosts have {away * GROUPS} groups of environments, and stream_groups is "
+            f"{runtime.stream_groups}: give --stream-groups {away * GROUPS}, or fewer actors"
+        )
+    if not away and not runtime.actors:
+        raise SeedbedError(
+            "the run listens and has no actors: name their machines with --hosts FILE, or give --actors 1"
+        )
+
+
+def for_machine(config: TrainConfig, kind: HostKind) -> TrainConfig:
+    """Returns a configuration whose number of actors is the learner's machine's, where it is left open.
+
+    Agents that act, stop and learn keep the number that fits their batch here.
+    """
+    runtime, experience = config.runtime, on_policy(config.agent)
+    open_ = isinstance(runtime, CentralConfig) and not runtime.actors and not runtime.listen
+    if not open_ or (experience is not None and experience.synchronous):
+        return config
+    actors = max(1, int(kind.cores))
+    return dataclasses.replace(config, runtime=dataclasses.replace(runtime, actors=actors))
 
 
 def this_machine(calibration: Calibration) -> HostKind:

@@ -24,8 +24,6 @@ from seedbed.types import (
     Agent,
     Array,
     Environment,
-    SeedbedError,
-    differentiates,
     learns_from_replay,
     plays_episodes,
 )
@@ -36,13 +34,8 @@ _OWED = 1 << 28  # transitions for which updates are owed, so that each iteratio
 
 
 def measure(env: Environment, agent: Agent, config: FusedConfig, seconds: float) -> FusedCosts:
-    """Times the two parts of iterations in turns; raises SeedbedError for what it cannot take apart."""
+    """Times the two parts of iterations in turns."""
     program = Program(env, agent, config)
-    if program.members > 1 or differentiates(agent) is not None:
-        raise SeedbedError(
-            "a plan knows one run of an agent that acts and then learns: leave out --seeds and --sweep, "
-            "and take another agent than apg"
-        )
     share = config.euler_share
     found = []
     # Two integrators take turns in a run, each for its share of the steps.
@@ -84,7 +77,8 @@ def _time(program: Program, env: Environment, seconds: float) -> FusedCosts:
     carry, warm = program.place(program.first()), _WARM
     if learns_from_replay(agent):
         experience = agent.experience
-        warm += -(-experience.min_size * experience.period // (plan.envs * plan.unroll))
+        rows = -(-experience.min_size * experience.period // plan.envs)
+        warm += -(-(rows + experience.steps) // plan.unroll)
     played, learned, steps = [], [], []
     until = 0.0
     while len(played) < warm + _FEWEST or time.perf_counter() < until:

@@ -6,6 +6,7 @@ comes again and again. Replay is filled by the former and sealed and drawn from 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import statistics
 import threading
@@ -48,20 +49,23 @@ from seedbed.types import (
 GROUPS = 8
 """Groups for which acting is measured, at most."""
 _FEWEST = 8  # measurements of a part, whatever they take
+_UPDATES = 5  # beside acting, whatever they take
 _FILL_S = 20.0  # seconds for which replay is filled, at most
 
 
 def cost_of(spent: Sequence[np.ndarray], device: Device) -> Cost:
     """Returns the cost of a part of which each row is a measurement: seconds `[2]` of CPU time and time.
 
-    Other programs lengthen the time more than the CPU time, so its lower quarter counts. What a CPU's
-    time lacks of the time is an accelerator's.
+    Other programs lengthen the time more than the CPU time: its lower quarter counts, and the upper one of
+    the cores. What a CPU's time lacks of the time is an accelerator's.
     """
-    cpu_s = float(np.median([each[0] for each in spent]))
-    wall_s = float(np.quantile([each[1] for each in spent], 0.25))
+    rows = np.array(spent)
+    cpu_s = float(np.median(rows[:, 0]))
     if device.platform != "cpu":
+        wall_s = float(np.quantile(rows[:, 1], 0.25))
         return Cost(cpu_s, 1.0, max(0.0, wall_s - cpu_s))
-    return Cost(cpu_s, max(1.0, cpu_s / wall_s))
+    width = float(np.quantile(rows[:, 0] / rows[:, 1], 0.75))
+    return Cost(cpu_s, min(usable_cores(), max(1.0, width)))
 
 
 def repeated(call: Callable[[], Any], seconds: float) -> list[np.ndarray]:
@@ -196,9 +200,7 @@ class Bench:
         )
         self.inference.publish(self.state.params, 0)
         self.inference.compile(spec)
-        self._sealed: list[
-            np.ndarray
-        ] = []  # CPU and wall seconds of sealing what one turn has added
+        self._sealing_s = self._between_s = 0.0  # CPU seconds of this thread so far
         self._batch: list[FrameTrajectory] = []
         self.feed: ReplayFeed | None = None
         if learns_from_replay(self.agent):
@@ -218,16 +220,18 @@ class Bench:
 
     def _between(self) -> None:
         """Does what other threads do: seals, draws what is owed, and empties the queue."""
+        begun_s = time.thread_time()
         self.sink.renew(range(self.pool.num_groups))
         if self.feed is None:
             self._batch = self._queue.take(0.0) or self._batch
-            return
-        begun, replay = clocks(), self.feed.replay
-        replay.seal_pending()
-        self._sealed.append(clocks() - begun)
-        batch = self.agent.experience.batch
-        while replay.can_sample(batch):
-            replay.sample(batch)
+        else:
+            replay, batch = self.feed.replay, self.agent.experience.batch
+            sealing_s = time.thread_time()
+            replay.seal_pending()
+            self._sealing_s += time.thread_time() - sealing_s
+            while replay.can_sample(batch):
+                replay.sample(batch)
+        self._between_s += time.thread_time() - begun_s
 
     def calls(self) -> list[CallCost]:
         """Measures turns of the inference thread with each compiled number of groups."""
@@ -264,8 +268,7 @@ class Bench:
         """Returns what sealing costs for one step of a group. Call `calls` first."""
         if self.feed is None:
             return NOTHING
-        turns = max(1, sum(slot.step for slot in self.pool.slots))
-        return Cost(float(np.sum(self._sealed, axis=0)[0]) / turns)
+        return Cost(self._sealing_s / max(1, sum(slot.step for slot in self.pool.slots)))
 
     def batch(self) -> list[FrameTrajectory]:
         """Returns a batch, for which it acts as long as need be."""
@@ -316,36 +319,37 @@ class Bench:
         What they lose beyond what the cores explain is lost to Python's lock, which threads of a process
         share, and to the caches.
         """
-        turns, cpu_s, turn_s = self._turning()
-        each_s, stop = cpu_s / turns, threading.Event()
+        each_s, turn_s = self._turning(lambda: True)
         again = SameBatch(self._parts, float("inf"))
-        loop = LearnerLoop(self._learner, [self.inference], again)
-        thread = threading.Thread(target=loop.run, args=(stop,))
-        thread.start()
-        try:
-            turns, cpu_s, beside_s = self._turning()
-        finally:
-            stop.set()
-            thread.join()
+        loop, stop = LearnerLoop(self._learner, [self.inference], again), threading.Event()
+        begun_s, between_s = time.process_time(), self._between_s
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            learning = threads.submit(loop.run, stop)
+            try:
+                _, beside_s = self._turning(lambda: len(again.spent) >= _UPDATES or learning.done())
+            finally:
+                stop.set()
+            learning.result()
+        used_s, between_s = time.process_time() - begun_s, self._between_s - between_s
         spent = again.spent
         update_cpu_s, update_s = self._updating
-        wanted = each_s / turn_s + update_cpu_s / update_s
-        crowd = max(1.0, wanted / usable_cores())
-        used_s = turns * each_s + len(spent) * update_cpu_s
+        # Neither seals nor draws in what is compared.
+        crowd = max(1.0, (each_s / turn_s + update_cpu_s / update_s) / usable_cores())
+        # The first update is not among those that count.
+        own_s = len(self.pool.spent) * each_s + (len(spent) + 1) * update_cpu_s + between_s
         return Company(
             acting=max(1.0, beside_s / turn_s / crowd),
             learning=max(1.0, float(np.median(spent, axis=0)[1]) / update_s / crowd),
-            waste=max(1.0, cpu_s / used_s),
+            waste=max(1.0, used_s / own_s),
         )
 
-    def _turning(self) -> tuple[int, float, float]:
-        """Takes turns with one group; returns their number, the process's CPU seconds, and a turn's time."""
+    def _turning(self, enough: Callable[[], bool]) -> np.ndarray:
+        """Takes turns with one group for a while, and until `enough`; returns a turn's CPU time and time."""
         self.pool.wished, self.pool.spent, self.sink.spent = 1, [], []
-        begun = time.process_time()
         self._turns(2 * self._seconds)
-        used_s = time.process_time() - begun
-        walls = [float(each[1]) for each in self.pool.spent]
-        return len(walls), used_s, statistics.median(walls)
+        while not enough():
+            self._turns(0.2 * self._seconds)
+        return np.median(self.pool.spent, axis=0)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ from seedbed.plan.costs import StreamCosts
 from seedbed.plan.engine import Cost
 from seedbed.streams.connection import Connection
 from seedbed.streams.credentials import ensure_credentials, learner_context
+from seedbed.types import SeedbedError
 
 _WARM = 10
+_SILENT_S = 10.0
 
 
 class End:
@@ -33,11 +35,14 @@ class End:
         self._epoll.register(connection.fileno(), select.EPOLLIN)
         self.bell = os.eventfd(0)
 
-    def take(self, use: Callable[[memoryview], None]) -> None:
-        """Waits for a message, and gives its body to `use`."""
+    def take(self, other: End, use: Callable[[memoryview], None]) -> None:
+        """Waits for a message of the other end, and gives its body to `use`."""
         taken = False
         while not taken:
-            self._epoll.poll()
+            # The kernel may have taken a part of a large message only.
+            other.connection.flush()
+            if not self._epoll.poll(_SILENT_S):
+                raise SeedbedError(f"no message came over loopback within {_SILENT_S:g} s")
             for _, body in self.connection.receive():
                 use(body)
                 taken = True
@@ -97,12 +102,12 @@ def _measure(
         up = actor.codec.step(1, number + 1, steps[number % len(steps)])
         actor.connection.send(up)
         sent = time.thread_time()
-        learner.take(publish)
+        learner.take(actor, publish)
         taken = time.thread_time()
         down = learner.codec.answer(1, number + 1, slot.action)
         learner.connection.send(down)
         answered = time.thread_time()
-        actor.take(obey)
+        actor.take(learner, obey)
         ends = [begun, sent, taken, answered, time.thread_time()]
         spent.append(np.diff(ends).tolist())
         sizes.append((len(up), len(down)))

@@ -10,19 +10,22 @@ from typing import NamedTuple
 
 from seedbed.paramserver.placement import Machine as Taker
 from seedbed.paramserver.placement import Wish, place
-from seedbed.plan.acting import Group, Learner, Path, Replayed, Sizes, Unrolls
+from seedbed.plan.acting import Group, Learner, Path, Sizes, Source, Unrolls
 from seedbed.plan.costs import ActingCosts, Calibration
 from seedbed.plan.engine import Cost, Fellows, Machine, Worker
 from seedbed.plan.fused import Iteration, begin
-from seedbed.plan.hosts import HostKind, machines_of
+from seedbed.plan.hosts import HostKind, actors_of, machines_of
 from seedbed.plan.playing import Model
+from seedbed.plan.replayed import Replayed
 from seedbed.plan.sharded import ParameterShards, ReplayShards, ShardedReplay, Traffic
+from seedbed.replay.host.layout import CHUNK
 from seedbed.run.options import GROUPS, CentralConfig, FusedConfig, ParamServerConfig, RuntimeConfig
 from seedbed.types import Replay, SeedbedError
 
 _MODEST = 0.1
 """The weight of a process of niceness 10, as Linux has it."""
 _BATCHES, _EACH = 100, 60  # that are played in each half, and by each learner, at least
+_CHUNKS = 4  # of each group in each half, with replay
 _TURNS = 3  # of each group in each half, at least
 _BUSY = 0.7  # the load from which on a resource limits
 _ALIKE = 0.97  # of the highest load, from which on resources are as busy
@@ -81,7 +84,8 @@ def predict(subject: Subject, calibration: Calibration, kinds: Sequence[HostKind
     def acted() -> int:
         return sum(len(learner.latencies) for learner in learners)
 
-    goal, groups = max(_BATCHES, _EACH * len(learners)), sum(len(x.groups) for x in learners)
+    groups = sum(len(learner.groups) for learner in learners)
+    goal = max(_BATCHES, _EACH * len(learners), round(_CHUNKS * _chunk(subject.sizes) * groups))
     model.play(batches, goal, lambda: acted() >= _TURNS * groups)
     first = acted()
     before = _counts(learners, shards)
@@ -114,6 +118,15 @@ def predict(subject: Subject, calibration: Calibration, kinds: Sequence[HostKind
         saturated=_saturated(loads),
         cost_of_1e9_frames=_dollars(kinds, frames),
     )
+
+
+def _chunk(sizes: Sizes) -> float:
+    """Returns the batches that a chunk of a group's rows asks for: replay gets no fewer at a time."""
+    experience = sizes.experience
+    if not isinstance(experience, Replay):
+        return 0.0
+    items = CHUNK * sizes.group_size / experience.period
+    return items * experience.ratio / experience.batch
 
 
 def _counts(learners: Sequence[Learner], shards: ParameterShards | None) -> list[float]:
@@ -152,14 +165,18 @@ def _dollars(kinds: Sequence[HostKind], frames_per_s: float) -> float | None:
     return hourly / 3600 / frames_per_s * 1e9 if hourly else None
 
 
+def _require_accelerators(kind: HostKind, platform: str) -> None:
+    if not kind.accelerators and platform != "cpu":
+        raise SeedbedError(
+            f"{kind.name} has no accelerators, and what learns here is one ({platform}): run `seedbed plan` "
+            "with JAX_PLATFORMS=cpu to plan for machines without"
+        )
+
+
 def _accelerated(costs: ActingCosts, kind: HostKind, platform: str) -> ActingCosts:
     """Returns the costs of a learner on a machine: an accelerator takes over what was measured here."""
+    _require_accelerators(kind, platform)
     if not kind.accelerators:
-        if platform != "cpu":
-            raise SeedbedError(
-                f"{kind.name} has no accelerators, and what learns here is one ({platform}): run "
-                "`seedbed plan` with JAX_PLATFORMS=cpu to plan for machines without"
-            )
         return costs
     calls = (
         call._replace(program=Cost(0.0, 1.0, call.program.wall_s / kind.inference))
@@ -170,9 +187,17 @@ def _accelerated(costs: ActingCosts, kind: HostKind, platform: str) -> ActingCos
 
 
 def _learner(
-    model: Model, sizes: Sizes, costs: ActingCosts, machine: Machine, name: str = ""
+    model: Model,
+    sizes: Sizes,
+    costs: ActingCosts,
+    machine: Machine,
+    devices: tuple[int, int] = (0, 0),
+    name: str = "",
 ) -> Learner:
-    learner = Learner(model.simulation, sizes, costs, machine, random.Random(model.rng.random()))
+    """Makes a learner; `devices` are the indices of the accelerators that act and learn, if it has some."""
+    every, rng = machine.devices, random.Random(model.rng.random())
+    found = (every[devices[0] % len(every)], every[devices[1] % len(every)]) if every else None
+    learner = Learner(model.simulation, sizes, costs, machine, rng, found)
     model.note(f"learner thread{name}", lambda: learner.learning.busy_s)
     model.note(f"inference thread{name}", lambda: learner.acting.busy_s)
     return learner
@@ -194,23 +219,10 @@ def _central(
     assert costs is not None and sizes is not None
     machine = model.machines[0]
     costs = _accelerated(costs, model.kinds[0], calibration.platform)
-    learner = _learner(model, sizes, costs, machine)
+    devices = config.inference_devices[0], config.learner_devices[0]
+    learner = _learner(model, sizes, costs, machine, devices)
     groups = _local_groups(model, subject, costs, machine, config.actors)
     away = _remote_groups(model, calibration, costs)
-    if away and not config.listen:
-        raise SeedbedError(
-            f"{len(away) // GROUPS} actors are on other machines, and the run does not listen: add "
-            "--listen 0.0.0.0:4711, or leave other machines out of the hosts"
-        )
-    if len(away) > config.stream_groups:
-        raise SeedbedError(
-            f"the hosts have {len(away)} groups of environments, and stream_groups is "
-            f"{config.stream_groups}: give --stream-groups {len(away)}, or fewer actors"
-        )
-    if not groups + away:
-        raise SeedbedError(
-            "the run listens and has no actors: name their machines with --hosts FILE, or give --actors 1"
-        )
     if isinstance(sizes.experience, Replay):
         fellows = Fellows(learner, costs.company.acting, costs.company.waste)
         thread = model.worker("replay thread", machine, fellows=fellows)
@@ -225,9 +237,8 @@ def _remote_groups(model: Model, calibration: Calibration, costs: ActingCosts) -
     """Makes the actors of `seedbed actor`, on all machines that have some."""
     found: list[Group] = []
     ingest: Worker | None = None
-    for number, (kind, machine) in enumerate(zip(model.kinds, model.machines, strict=True)):
-        usual = max(1, int(kind.cores)) if number else 0
-        actors = usual if kind.actors is None else kind.actors
+    every = zip(model.kinds, model.machines, actors_of(model.kinds), strict=True)
+    for kind, machine, actors in every:
         if not actors:
             continue
         assert calibration.stream is not None
@@ -261,24 +272,31 @@ def _paramserver(
         for worker in replay.workers:
             model.note("replay shards", lambda worker=worker: worker.busy_s)
     learners = []
-    for number in where["learners"]:
+    for seat, number in enumerate(where["learners"]):
         machine = model.machines[number]
         own = _accelerated(acting, model.kinds[number], calibration.platform)
-        learner = _learner(model, sizes, own, machine, "s")
+        # Learners of a machine take its accelerators in turn.
+        device = where["learners"][:seat].count(number)
+        learner = _learner(model, sizes, own, machine, (device, device), "s")
         groups = _local_groups(model, subject, own, machine, config.actors)
-        source = ShardedReplay(replay, machine) if replay else Unrolls(simulation, sizes, groups)
-        base = [0] * len(parts.up)
-        learner.begin(
-            groups, source, lambda learner=learner, base=base: shards.update(learner, base)
+        numbered = {group: seat * len(groups) + i for i, group in enumerate(groups)}
+        source: Source = (
+            ShardedReplay(replay, machine, numbered)
+            if replay
+            else Unrolls(simulation, sizes, groups)
         )
+        learner.begin(groups, source, lambda learner=learner: shards.update(learner))
         learners.append(learner)
     return learners, shards
 
 
 def _placed(model: Model, numbers: dict[str, int], cores: dict[str, float]) -> dict[str, list[int]]:
     """Returns the places of all roles among the machines, as a run chooses them."""
+    # As paramserver/hosts.py: accelerators are those of hosts, and the coordinator's machine takes all kinds.
     takers = [
-        Taker(f"{number:06}" if number else "", kind.cores, kind.accelerators, kind.only)
+        Taker(f"{number:06}", kind.cores, kind.accelerators, kind.only)
+        if number
+        else Taker("", kind.cores)
         for number, kind in enumerate(model.kinds)
     ]
     wishes = [
@@ -302,6 +320,8 @@ def _predict_fused(
     """Plays iterations of all machines, which share the environments and each batch evenly."""
     costs, sizes = calibration.fused, subject.iteration
     assert costs is not None and sizes is not None
+    for kind in kinds:
+        _require_accelerators(kind, calibration.platform)
     # Its costs were measured with all cores busy.
     model = Model(machines_of(kinds), crowding=0.0)
     iterations = 0

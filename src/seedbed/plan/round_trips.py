@@ -17,6 +17,7 @@ import psutil
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.paramserver import caller, shard
 from seedbed.paramserver.beginning import write_saves
+from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
@@ -36,6 +37,7 @@ from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import Agent, EnvSpec, Output, learns_from_replay
 
 _GRADIENTS = 4  # different ones, pushed in turn
+_PADDING = 1.2  # the most by which the bytes of one agent differ with the number of shards
 
 
 class _NoBatches:
@@ -45,6 +47,15 @@ class _NoBatches:
 
     def extend(self, lease: Lease) -> None:
         """Ignores a lease: nothing is drawn here."""
+
+
+class Trips(NamedTuple):
+    """Round trips that were made."""
+
+    number: int
+    passed_s: float
+    learner_s: float  # CPU seconds of this process
+    shards_s: float  # of all shards
 
 
 class Server:
@@ -64,27 +75,18 @@ class Server:
         state = agent.init(jax.random.key(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         write_saves(self.job, run, state, 0, 0, 0.0)
-        directory = Directory(run)
         roles = [
             RoleSpec(shard.role_of(i), shard.__name__, ("--number", str(i))) for i in range(shards)
         ]
-        self.keepers = [
-            Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)
-        ]
-        # Where the shards are said to be on another machine, nothing is shared.
-        caller.this_machine = (lambda: "another") if tls else this_machine
-        try:
-            self.updater = ShardedUpdater(
-                self.job.plan,
-                directory.take_number("learner"),
-                directory,
-                run / CREDENTIALS,
-                Outliers(0.0),
-                _NoBatches(),
-                lambda: any(keeper.failure is not None for keeper in self.keepers),
-            )
-        finally:
-            caller.this_machine = this_machine
+        self._opened = contextlib.ExitStack()
+        self.keepers = list[Keeper]()
+        with contextlib.ExitStack() as opened:
+            for i, role in enumerate(roles):
+                self.keepers.append(Keeper(run, role, self.job.plan.state_layout(i).size))
+                opened.callback(self.keepers[i].close)
+            self.updater = self._connected(run, tls)
+            opened.callback(self.updater.close)
+            self._opened = opened.pop_all()
         rng = np.random.default_rng(0)
         self.gradients = [
             jax.tree.map(
@@ -94,16 +96,41 @@ class Server:
             for _ in range(_GRADIENTS)
         ]
 
-    def round_trips(self, seconds: float) -> tuple[float, float]:
-        """Returns round trips a second, and CPU milliseconds of all processes for each."""
+    def _connected(self, run: Path, tls: bool) -> ShardedUpdater:
+        directory = Directory(run)
+        # Where the shards are said to be on another machine, nothing is shared.
+        caller.this_machine = (lambda: "another") if tls else this_machine
+        try:
+            return ShardedUpdater(
+                self.job.plan,
+                directory.take_number("learner"),
+                directory,
+                run / CREDENTIALS,
+                Outliers(0.0),
+                _NoBatches(),
+                lambda: any(keeper.failure is not None for keeper in self.keepers),
+            )
+        except Stopped:
+            self._raise_failure()
+            raise
+        finally:
+            caller.this_machine = this_machine
+
+    def _raise_failure(self) -> None:
+        for keeper in self.keepers:
+            if keeper.failure is not None:
+                raise keeper.failure
+
+    def round_trips(self, seconds: float) -> Trips:
+        """Goes round for a while."""
         output = Output({}, jnp.float32(32))
-        processes = [psutil.Process(), *(psutil.Process(k.pid) for k in self.keepers)]
-        begun, used, count = time.perf_counter(), cpu(processes), 0
-        while (passed := time.perf_counter() - begun) < seconds:
+        own, others = [psutil.Process()], [psutil.Process(k.pid) for k in self.keepers]
+        begun, before, count = time.perf_counter(), (cpu(own), cpu(others)), 0
+        while (passed_s := time.perf_counter() - begun) < seconds:
             self.updater.push(self.gradients[count % _GRADIENTS], output)
             jax.block_until_ready(self.updater.pull())
             count += 1
-        return count / passed, 1e3 * (cpu(processes) - used) / count
+        return Trips(count, passed_s, cpu(own) - before[0], cpu(others) - before[1])
 
     def bytes(self) -> int:
         """Returns the bytes that a round trip moves: the gradient, and the parameters."""
@@ -111,13 +138,10 @@ class Server:
 
     def close(self) -> None:
         """Ends the shards; raises what has ended one of them."""
-        self.updater.close()
-        for keeper in self.keepers:
-            if keeper.failure is not None:
-                raise keeper.failure
-            keeper.finish()
-        for keeper in self.keepers:
-            keeper.close()
+        with self._opened:
+            for keeper in self.keepers:
+                keeper.finish()
+            self._raise_failure()
 
 
 @contextlib.contextmanager
@@ -150,23 +174,22 @@ class Measured(NamedTuple):
 def measure(server: Server, seconds: float) -> Measured:
     """Measures round trips, after some that do not count."""
     server.round_trips(0.3 * seconds)
-    own, others = [psutil.Process()], [psutil.Process(k.pid) for k in server.keepers]
-    before = cpu(own), cpu(others)
-    rate, _ = server.round_trips(seconds)
-    count, shards = rate * seconds, len(others)
-    learner, shard = cpu(own) - before[0], cpu(others) - before[1]
-    return Measured(shards, server.bytes(), learner / count, shard / count / shards)
+    trips, shards = server.round_trips(seconds), len(server.keepers)
+    each = trips.learner_s / trips.number, trips.shards_s / trips.number / shards
+    return Measured(shards, server.bytes(), *each)
 
 
 def fit(measured: list[Measured]) -> tuple[Linear, Linear]:
     """Returns the costs of a learner and of a shard, by least squares of relative errors.
 
-    Measurements of one agent differ in the number of shards alone. What the bytes cost is then told by the
-    shards, of which each has its part of them, and a megabyte costs a learner as much.
+    Measurements of one agent differ in the number of shards, and in bytes by padding alone. What the bytes
+    cost is then told by the shards, of which each has its part of them, and a megabyte costs a learner as
+    much.
     """
     rows = [(1.0, m.size / m.shards / MB) for m in measured]
     base, megabyte = _least_squares(rows, [m.shard for m in measured])
-    if len({m.size for m in measured}) > 1:
+    sizes = [m.size for m in measured]
+    if max(sizes) > _PADDING * min(sizes):
         rows = [(1.0, m.shards, m.size / MB) for m in measured]
         learner = Linear(*_least_squares(rows, [m.learner for m in measured]))
     else:

@@ -8,16 +8,18 @@ time but that of the processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from seedbed.plan.acting import Balance, Group, Learner, Sizes
+from seedbed.paramserver.replay_client import SETS_AHEAD
+from seedbed.plan.acting import Group, Learner, Sizes
 from seedbed.plan.costs import MB, ActingCosts, Linear, ShardCosts
 from seedbed.plan.engine import Cost, Machine, Process, Signal, Simulation, Worker
+from seedbed.plan.replayed import AHEAD, Balance
+from seedbed.replay.host.layout import CHUNK
 from seedbed.types import Replay
 
-_AHEAD = 2  # batches that a learner draws ahead, that of the learner among them
-_HELD = 4  # rows that may wait for a replay shard with each group, before it acts no further
+_HELD = SETS_AHEAD * CHUNK  # rows that may wait with each group, before it acts no further
 
 
 class Traffic(NamedTuple):
@@ -50,17 +52,18 @@ class ParameterShards:
 
     def ways(self, machine: Machine) -> list[tuple[Linear, Linear]]:
         """Returns the costs of a learner on a machine and of each shard for it."""
-        near, far = self._costs[1:3], self._costs[3:5]
+        near, far = self._costs[:2], self._costs[2:]
         return [near if worker.machine is machine else far for worker in self.workers]
 
-    def update(self, learner: Learner, base: list[int]) -> Process:
-        """Makes a gradient, pushes it to all shards and pulls; `base` are the versions that it is made of."""
+    def update(self, learner: Learner) -> Process:
+        """Makes a gradient of the newest parameters, pushes it to all shards and pulls."""
         machine, ways = learner.learning.machine, self.ways(learner.learning.machine)
+        # A learner that has waited for its batch has pulled again.
+        base = list(self.applied)
         size = sum(self._parts.up) + sum(self._parts.down)
         shards = len(self.workers)
         own = sum(way[0].of(shards, size) for way in ways) / shards
-        gradient = self._costs.gradient.times(learner.jitter())
-        yield learner.learning.do(gradient)
+        yield learner.learning.do(learner.costs.update.times(learner.jitter()))
         yield learner.learning.do(Cost(own))
         order = learner.rng.sample(range(shards), shards)
         yield self._simulation.all_of(
@@ -80,7 +83,6 @@ class ParameterShards:
         else:
             self.applied[shard] += 1
             self.lags.append(lag)
-        base[shard] = self.applied[shard]
         if not here:
             yield worker.machine.card.send(machine.card, down)
 
@@ -107,17 +109,18 @@ class ReplayShards:
     def cost(self, worker: Worker, machine: Machine, size: float) -> tuple[Cost, Cost]:
         """Returns what so many bytes cost a learner on a machine, and a shard."""
         near = worker.machine is machine
-        learner, shard = self._costs[1:3] if near else self._costs[3:5]
+        learner, shard = self._costs[:2] if near else self._costs[2:]
         return Cost(learner.megabyte * size / MB), Cost(shard.megabyte * size / MB)
 
-    def append(self, worker: Worker, thread: Worker) -> Process:
-        """Carries a group's step to its shard."""
+    def append(self, worker: Worker, thread: Worker, rows: int) -> Process:
+        """Carries a group's step to its shard, where it ends a chunk of so many rows, or of none yet."""
         own, theirs = self.cost(worker, thread.machine, self.parts.row)
         yield thread.do(own)
         if worker.machine is not thread.machine:
             yield thread.machine.card.send(worker.machine.card, self.parts.row)
-        yield worker.do(_sum(theirs, self._acting.seal))
-        self.balance.added(self.sizes.group_size)
+        yield worker.do(_sum(theirs, self._acting.seal.times(rows)))
+        if rows:
+            self.balance.added(rows * self.sizes.group_size)
 
     def draw(self, worker: Worker, thread: Worker) -> Process:
         """Brings a learner the part of a batch that one shard has."""
@@ -133,16 +136,18 @@ class ReplayShards:
 class ShardedReplay:
     """The replay of one learner, in shards; an `acting.Source`."""
 
-    def __init__(self, shards: ReplayShards, machine: Machine) -> None:
-        """`machine` is the learner's."""
+    def __init__(self, shards: ReplayShards, machine: Machine, groups: Mapping[Group, int]) -> None:
+        """`machine` is the learner's, and `groups` has its groups with their numbers among those of all."""
         self.steps = 0.0
         self._shards = shards
         # The threads of the streams.
         self._thread = Worker(shards.simulation, machine)
         self._waiting = self._ready = 0
-        self._free = _AHEAD
+        self._free = AHEAD
         self._changed = Signal(shards.simulation)
-        self._homes: dict[Group, Worker] = {}
+        self._homes = {
+            group: shards.workers[number % len(shards.workers)] for group, number in groups.items()
+        }
         shards.simulation.start(self._attend())
 
     def arrive(self, group: Group) -> bool:
@@ -153,16 +158,16 @@ class ShardedReplay:
         """Sends steps to their shards; waits for the ratio, and for rows that wait."""
         shards = self._shards
         for group in groups:
-            home = self._homes.setdefault(
-                group, shards.workers[len(self._homes) % len(shards.workers)]
-            )
             while not shards.balance.may_add:
                 yield shards.balance.addable.wait
             while self._waiting >= _HELD * len(self._homes):
                 yield self._changed.wait
             self.steps += shards.sizes.group_size
             self._waiting += 1
-            shards.simulation.start(shards.append(home, self._thread), self._appended)
+            group.row = (group.row + 1) % CHUNK
+            rows = 0 if group.row else CHUNK
+            carried = shards.append(self._homes[group], self._thread, rows)
+            shards.simulation.start(carried, self._appended)
 
     def _appended(self) -> None:
         self._waiting -= 1
