@@ -21,7 +21,7 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
-from seedbed.central.learning import Learner
+from seedbed.central.learning import Learner, mean_metrics
 from seedbed.central.updater import LocalUpdater
 from seedbed.run.devices import choose_shared_devices
 from seedbed.run.group import Group, here
@@ -82,8 +82,9 @@ def learned(name, number=0, of=1, indices=(0,)):
         result = learner.update(batch, np.float32(step / UPDATES))
     # Of these two, each process has its own part's, and the metric is their mean.
     of_parts = ("gradient_norm", "explained_variance")
-    metrics = {k: v for k, v in result.metrics.items() if k not in of_parts}
-    return jax.device_get(here((updater.state, metrics, result.priorities)))
+    found, *rest = jax.device_get(here((result.metrics, updater.state, result.priorities)))
+    metrics = {k: v for k, v in mean_metrics(found).items() if k not in of_parts}
+    return [metrics, *rest]
 
 
 if __name__ == "__main__":

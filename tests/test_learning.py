@@ -15,7 +15,7 @@ from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.central.gate import Gate
-from seedbed.central.learning import Learner
+from seedbed.central.learning import Learner, mean_metrics
 from seedbed.central.updater import LocalUpdater
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import learn
@@ -71,14 +71,15 @@ def make_learner(agent, devices=1, state=None, key=1, gate=None):
 
 def run(agent, devices, batches=4, gate=None):
     learner = make_learner(agent, devices, gate=gate)
-    metrics = {}
+    metrics = []
     for seed in range(batches):
         parts = [make_unroll(4, seed=2 * seed), make_unroll(4, seed=2 * seed + 1)]
         metrics, _, transitions = learner.update(learner.assemble(parts), np.float32(0.5))
         first = np.concatenate([part.timesteps.first[1:] for part in parts])
         assert transitions == (~first).sum()
         assert learner.updater.state.progress == 0.5
-    return jax.device_get((learner.updater.state, metrics))
+    state, found = jax.device_get((learner.updater.state, metrics))
+    return state, mean_metrics(found)
 
 
 @pytest.mark.quick("agent1")
@@ -150,6 +151,7 @@ def test_lag_counts_updates_since_acting():
     learner = make_learner(agent)
     for _ in range(3):
         metrics, _, _ = learner.update(learner.assemble([make_unroll(4)]), np.float32(0))
+    metrics = mean_metrics(metrics)
     assert metrics["lag_mean"] == 2.0
     assert metrics["lag_max"] == 2
 
@@ -219,7 +221,8 @@ def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
     frames = FrameTrajectory(timesteps, action, extras, memory, version, importance)
     metrics, _, transitions = learner.update(frames, progress)
     assert transitions == (~timesteps.first[1:]).sum()
-    fused, state, metrics = jax.device_get((fused, learner.updater.state, metrics))
+    fused, state, found = jax.device_get((fused, learner.updater.state, metrics))
+    metrics = mean_metrics(found)
     assert state.updates == fused.state.updates == agent.epochs * agent.minibatches
     for compiled in (learner._gradient, learner.updater._apply):
         assert compiled._cache_size() == 1, "compiled once for all minibatches"

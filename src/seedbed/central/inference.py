@@ -169,11 +169,17 @@ class Inference:
 
         Any thread may call this.
         """
-        derived = self._act.derive(jax.device_put(params, self.device))
+        derived = self._act.derive(jax.tree.map(self._placed, params))
         published = PublishedParams(jax.block_until_ready(derived), version)
         with self._changed:
             self._published = published
             self._changed.notify_all()
+
+    def _placed(self, leaf: Array) -> Array:
+        """Returns an array on this device, the same one if it is there."""
+        # `jax.device_put` takes four times as long to find that it is.
+        here = isinstance(leaf, jax.Array) and leaf.devices() == {self.device}
+        return leaf.addressable_data(0) if here else jax.device_put(leaf, self.device)
 
     def compile(self, spec: EnvSpec) -> None:
         """Compiles acting for all `sizes`; leaves the memory as it is.

@@ -41,10 +41,18 @@ _WAIT_S = 0.02
 class BatchResult(NamedTuple):
     """The outcome of a batch."""
 
-    # Scalars, means over the minibatches; those of unrolls include the lag.
-    metrics: dict[str, Array]
+    # Scalars: of the batch, which are the lag for unrolls, and then of each minibatch.
+    metrics: list[dict[str, Array]]
     priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
     transitions: Array  # int32: those of the batch
+
+
+def mean_metrics(metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
+    """Returns the metrics of a `BatchResult`, brought to the host: means over the minibatches."""
+    own, *found = metrics
+    # On the host: on the device, each mean would be two programs more.
+    means = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+    return {name: float(value) for name, value in {**own, **means}.items()}
 
 
 class Learner:
@@ -97,7 +105,8 @@ class Learner:
         compiled = jax.jit if len(self._own) == len(self.devices) else joined().jit
         self._prepare, self._shuffle = compiled(prepare), compiled(shuffle)
         self._gradient = compiled(gradient)
-        self._measure = compiled(_measure, out_shardings=NamedSharding(mesh, P()))
+        opening = functools.partial(_open, epochs=agent.epochs)
+        self._open = compiled(opening, out_shardings=NamedSharding(mesh, P()))
         self._assemble = jax.jit(_assemble)
 
     def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
@@ -139,21 +148,18 @@ class Learner:
         updater, run = self.updater, self._run if self._gate is None else self._gate.run
         updater.begin(progress)
         state = updater.pull()
-        metrics, transitions = self._measure(frames, state.updates)
-        prepare_key, key = jax.random.split(jax.random.fold_in(self.key, state.updates))
-        batch = run("prepare", self._prepare, state, frames, prepare_key)
+        opened = self._open(frames, state.updates, self.key)
+        batch = run("prepare", self._prepare, state, frames, opened.prepare_key)
         outputs: list[Output] = []
-        for epoch in range(self.agent.epochs):
-            order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
+        for order_key, loss_key in opened.epochs:
             order = batch
             if self.agent.minibatches > 1:
                 order = run("shuffle", self._shuffle, batch, order_key)
             for index in range(self.agent.minibatches):
                 output, _ = run("minibatch", self._learn, order, loss_key, np.int32(index))
                 outputs.append(output)
-        found = [output.metrics for output in outputs]
-        metrics |= jax.tree.map(lambda *values: sum(values) / len(values), *found)
-        return BatchResult(metrics, outputs[-1].priorities, transitions)
+        metrics = [opened.metrics, *(output.metrics for output in outputs)]
+        return BatchResult(metrics, outputs[-1].priorities, opened.transitions)
 
     def _run(self, name: str, program: Callable[..., Any], *operands: Any) -> Any:
         """Starts a program of an update, as `Gate.run` does where there is a gate."""
@@ -167,19 +173,28 @@ class Learner:
         return output, self.updater.state.updates
 
 
-def _measure(frames: FrameTrajectory, updates: Array) -> tuple[dict[str, Array], Array]:
-    """Returns metrics and the number of transitions, int32, of a batch.
+class _Opened(NamedTuple):
+    """The numbers of a batch, and the keys of what is done with it."""
 
-    The metrics are the mean and the largest lag: the updates between choosing an action and learning from it.
-    With replay there are none.
-    """
+    # The mean and the largest lag: the updates between choosing an action and learning from it. With replay
+    # there are none.
+    metrics: dict[str, Array]
+    transitions: Array  # int32
+    prepare_key: Array
+    epochs: list[tuple[Array, Array]]  # the keys of each one's order, and of its losses
+
+
+def _open(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _Opened:
+    """Derives the keys from the run's; all in one program, for small networks spend more on calls."""
+    prepare_key, key = jax.random.split(jax.random.fold_in(key, updates))
+    keys = [tuple(jax.random.split(jax.random.fold_in(key, epoch))) for epoch in range(epochs)]
     rows = jax.tree.leaves(frames.action)[0].shape[0]
     transitions = count_transitions(frames.timesteps.first[-rows:])
     metrics = {}
     for version in jax.tree.leaves(frames.params_version):
         lag = updates - version
         metrics = {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
-    return metrics, transitions
+    return _Opened(metrics, transitions, prepare_key, keys)
 
 
 def _prepare(
@@ -294,7 +309,7 @@ class LearnerLoop:
         found, transitions, priorities, updates = jax.device_get(
             here((learned.metrics, learned.transitions, learned.priorities, state.updates))
         )
-        values = {name: float(value) for name, value in found.items()}
+        values = mean_metrics(found)
         jax.block_until_ready(state)
         require_finite(values, self.updates + 1)
         self.metrics, self.updates, self.intact = values, int(updates), True
