@@ -473,6 +473,7 @@ def test_the_command_refuses_what_it_cannot_plan(kept, tmp_path, capsys):
         (["cartpole/impala", "--hosts", str(tmp_path / "none")], "cannot be read"),
         (["cartpole/impala", "--hosts", "3"], "a plan takes a file with the machines"),
         (["cartpole/impala", "--learners", "2"], "a plan knows one learner"),
+        (["cartpole/impala", "--listen", "127.0.0.1:0"], "listens and has no actors"),
         (
             ["CartPole-v1", "--agent", "dqn", "--runtime", "paramserver", "--replay", "bundled"],
             "bundled",

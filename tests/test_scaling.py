@@ -16,7 +16,7 @@ from seedbed import cli
 from seedbed.config import resolve, scaling
 from seedbed.config.presets import PRESETS
 from seedbed.fused import train as fused
-from seedbed.fused.program import _plan
+from seedbed.fused.program import plan_of
 from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
@@ -47,7 +47,7 @@ def trained(monkeypatch, tmp_path):
 def gradients(config):
     """How many gradients a run makes, and from how many rows each."""
     agent, runtime = config.agent, config.runtime
-    plan = _plan(agent, runtime, 1)
+    plan = plan_of(agent, runtime, 1)
     rows = agent.batch // agent.minibatches
     if hasattr(agent, "unroll"):
         rows *= agent.unroll
@@ -58,7 +58,7 @@ def gradients(config):
 def test_a_gpu_has_more_environments_and_makes_as_many_gradients(name, gpu):
     plain = resolve.train_config(name)
     config = scaling.for_this_device(plain)
-    before, after = (_plan(each.agent, each.runtime, 1) for each in (plain, config))
+    before, after = (plan_of(each.agent, each.runtime, 1) for each in (plain, config))
     assert after.envs == 8 * before.envs
     (few, rows), (many, more_rows) = gradients(plain), gradients(config)
     assert many == pytest.approx(few)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import strict_json
 from seedbed.exit_status import ExitStatus
+from seedbed.machine import usable_cores
 from seedbed.printable import printable
 from seedbed.types import UsageError
 
@@ -101,12 +102,11 @@ def plan(
 ) -> tuple[list[HostKind], Subject, Calibration, Prediction]:
     """Calibrates and predicts; returns the machines, too, which are this one by default."""
     from seedbed.plan.calibration import calibrated, subject_of
-    from seedbed.plan.hosts import machines_of, require_fit, this_machine
+    from seedbed.plan.hosts import HostKind, machines_of, require_fit, this_machine
     from seedbed.plan.predict import predict
 
     far = kinds is not None and len(machines_of(kinds)) > 1
-    if kinds is not None:
-        require_fit(kinds, config.runtime)
+    require_fit(kinds or [HostKind("here", usable_cores())], config.runtime)
     subject = subject_of(config, kinds)
     calibration = calibrated(config, far, fresh, progress)
     kinds = [this_machine(calibration)] if kinds is None else list(kinds)
