@@ -82,9 +82,11 @@ def learned(name, number=0, of=1, indices=(0,)):
         result = learner.update(batch, np.float32(step / UPDATES))
     # Of these two, each process has its own part's, and the metric is their mean.
     of_parts = ("gradient_norm", "explained_variance")
-    found, *rest = jax.device_get(here((result.metrics, updater.state, result.priorities)))
+    state, found, priorities = jax.device_get(
+        here((updater.state, result.metrics, result.priorities))
+    )
     metrics = {k: v for k, v in mean_metrics(found).items() if k not in of_parts}
-    return [metrics, *rest]
+    return state, metrics, priorities
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def slow_loss(weights, agent, state, trajectory):
     return loss / len(rows)
 
 
+@pytest.mark.quick("discrete")
 @actions
 def test_the_gradient_is_that_of_the_paper_s_losses_written_row_by_row(action):
     agent, state, trajectory = case(action)

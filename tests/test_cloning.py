@@ -205,7 +205,7 @@ def balance(path: Path) -> Path:
     return npz(path, **{n: np.array(v) for n, v in zip(names, columns.values(), strict=True)})
 
 
-@pytest.mark.quick("impala")
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "impala"])
 def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -231,6 +231,7 @@ sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
 """
 
 
+@pytest.mark.quick("5.0")
 @pytest.mark.parametrize("start", ["5.0", ""])
 def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
     """Also if the run has never begun; the notice that time is nearly over is not for it.

@@ -76,6 +76,7 @@ def test_joined_reflections_are_those_of_the_parts(parts):
     np.testing.assert_array_equal(whole, np.concatenate(by_part))
 
 
+@pytest.mark.quick("value_sizes1")
 @pytest.mark.parametrize("value_sizes", [(), (6, 4)])
 def test_the_policy_of_a_reflected_observation_is_the_reflected_policy(value_sizes):
     agent = Ppo(

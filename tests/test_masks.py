@@ -359,6 +359,7 @@ def test_what_looks_best_is_forbidden_on_the_device(name, tmp_path):
     assert result["episode_return_mean"] > 6
 
 
+@pytest.mark.slow
 def test_a_critic_explains_what_the_policy_cannot_see(tmp_path):
     env = PrivilegedProbe()
     agent = Ppo(gamma=0.0, trace_decay=0.0, unroll=16, batch=64, epochs=4, learning_rate=1e-3)

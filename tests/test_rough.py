@@ -133,6 +133,7 @@ def test_every_ring_of_stairs_is_a_step(size):
     np.testing.assert_allclose(tops, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_even_tiles_are_a_plane(robot):
     """Feet do not catch at the seams, and what pushes a robot does not push tiles, too."""
     flat = Go1Joystick(xml_file=robot, noise_level=0.0, push_speed=2.0, frame_skip=5)
