@@ -70,7 +70,7 @@ ActionSpec = Discrete | MultiDiscrete | Box
 
 @dataclasses.dataclass(frozen=True)
 class Reflection:
-    """What a mirror makes of a vector: number i becomes `signs[i]` times number `order[i]`."""
+    """The image of a vector in a mirror: number i becomes `signs[i]` times number `order[i]`."""
 
     order: tuple[int, ...]
     signs: tuple[int, ...]  # 1 or -1

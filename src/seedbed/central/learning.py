@@ -118,8 +118,8 @@ class Learner:
         assembled before stays as it is. Any thread may call this.
         """
         one, home, leaves = len(parts) == 1, self._own[0], jax.tree.leaves(parts)
-        placed = isinstance(leaves[0], jax.Array) and leaves[0].devices() == set(self.devices)
-        if one and placed:
+        there = isinstance(leaves[0], jax.Array) and leaves[0].devices() == set(self.devices)
+        if one and there:
             return parts[0]
         if sum(leaf.nbytes for leaf in leaves) < _SMALL:
             joined = self._assemble(parts)

@@ -89,8 +89,11 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
             print(f"measuring {part} ...", file=sys.stderr, flush=True)  # noqa: T201
 
     # Shards that are measured are processes of their own, which have to be ended.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitStatus.STOPPED))
-    kinds, subject, calibration, found = plan(config, kinds, own.fresh, progress)
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitStatus.STOPPED))
+    try:
+        kinds, subject, calibration, found = plan(config, kinds, own.fresh, progress)
+    finally:
+        signal.signal(signal.SIGTERM, former)
     if own.json:
         tell(strict_json.dumps(as_json(kinds, calibration, found), indent=1))
     else:

@@ -47,7 +47,7 @@ _FRAMED = [
 
 
 class Sides(NamedTuple):
-    """What a mirror makes of a robot's parts."""
+    """The images of a robot's parts in a mirror."""
 
     joints: Reflection  # of the hinges and slides, in order
     servos: Reflection  # of the actuators

@@ -31,7 +31,7 @@ _SURFACE = ("material", "friction", "condim", "priority", "solmix", "solref", "s
 
 
 class Tiles(NamedTuple):
-    """What the ground is made of; part of what a model is cached by."""
+    """The make of the ground; part of what a model is cached by."""
 
     feet: tuple[str, ...]  # geoms
     size: float  # m, the side of a tile
