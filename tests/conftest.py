@@ -55,8 +55,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOM = 200_000_000
-bound = [1_100_000_000]
+ROOM = 150_000_000
+bound = [1_250_000_000]
 
 
 @pytest.fixture

@@ -161,6 +161,7 @@ def run(agent, iterations, env=None, **options):
     return program, carry, report
 
 
+@pytest.mark.slow
 def test_a_few_steep_environments_do_not_decide_for_all():
     free = dataclasses.replace(APG, entropy_cost=0.0)
     slopes = []

@@ -205,7 +205,7 @@ def test_a_callback_is_told_of_everything(tmp_path, capsys):
     assert len(judged) == len(set(judged))
 
 
-@pytest.mark.quick("on_start")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["on_start", "on_metrics", "on_checkpoint", "on_evaluation"])
 def test_each_method_of_a_callback_may_end_the_run(method, tmp_path):
     told = Told(ends=method)

@@ -100,6 +100,7 @@ def test_every_agent_with_a_policy_learns_what_a_teacher_does(name):
         assert (np.asarray(got) == wanted).mean() > 0.93
 
 
+@pytest.mark.slow
 def test_frames_are_stacked_within_episodes():
     spec = EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
     agent = bind(Ppo(hidden_sizes=(32,)), stacked_spec(spec, 3))

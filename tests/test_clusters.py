@@ -163,6 +163,7 @@ class Turns:
         return self._asked.read_text().splitlines() if self._asked.exists() else []
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_ends_asks_for_another_turn_until_turns_bring_nothing(tmp_path):
     job = Turns(tmp_path, 0)
     status, first, said = job.turn(signal.SIGUSR2, 100)

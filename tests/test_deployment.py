@@ -75,7 +75,7 @@ def middling(task, state):
     return state._replace(inner=state.inner._replace(kept=ride._replace(memory=memory)))
 
 
-@pytest.mark.quick("go1")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_a_program_with_the_file_alone_sees_what_training_saw(kind, scenes):
     """Ten steps of the same actions, in MuJoCo's C code and in ours."""

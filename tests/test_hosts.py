@@ -292,6 +292,7 @@ def test_a_host_without_the_folder_is_sent_what_its_roles_begin_with(machines):
     assert not own.exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_was_given_up_comes_back(machines, monkeypatch):
     """Also one that sees the folder, from which its coordinator has removed it."""
     monkeypatch.setattr(remote_host, "_GONE_S", 0.5)
@@ -383,6 +384,7 @@ def test_two_hosts_that_are_lost_together_do_not_end_the_run(machines, monkeypat
         keeper.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_stopped_with_the_whole_run_keeps_its_roles(machines, monkeypatch):
     monkeypatch.setattr(remote_host, "_LEAVE_S", 0.0)
     stopping = [False]

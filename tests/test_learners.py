@@ -70,6 +70,7 @@ def test_two_processes_learn_as_one_from_the_same_trajectories(joined, name):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_devices_draw_the_noise_of_a_loss_as_one():
     one, two = (joined_learner.learned("sac", indices=indices) for indices in ((0,), (0, 1)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, two)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from jax import lax
 
 import quadruped
 from seedbed import cli, physics, simd
@@ -39,23 +38,24 @@ def dog() -> Legged:
 
 def test_the_feet_are_what_it_stands_on(dog):
     assert set(dog.feet) == set(FEET) and dog.frame_skip == 5
-    heights, contacts = opening(dog)
+    heights, contacts = settled(dog)
     np.testing.assert_allclose(heights, 0.0, atol=0.01)
     assert contacts.all()
 
 
-def opening(task: Legged) -> tuple[Any, Any]:
-    """The heights of the feet and which are touched, where the robot stands."""
-    model, ctrl = task.physics_model(), task.at_home[task._stands.servos]
+def settled(task: Legged) -> tuple[Any, Any]:
+    """The heights of the feet and which are touched, where MuJoCo's robot has come to rest."""
+    compiled: Any = mujoco.MjModel.from_xml_path(task.xml_file)
+    data: Any = mujoco.MjData(compiled)
+    data.qpos[:], data.ctrl[:] = task.at_home, task.at_home[task._stands.servos]
+    mujoco.mj_step(compiled, data, 20)  # contacts need a depth
+    model = task.physics_model()
 
-    def stood(qpos: Any) -> tuple[Any, Any]:
-        state = physics.init(model, qpos)
-        # Contacts need a depth.
-        state = lax.fori_loop(0, 20, lambda _, at: physics.step(model, at, ctrl), state)
-        now = physics.step_data(model, state, ctrl)
+    def seen(qpos: Any) -> tuple[Any, Any]:
+        now = physics.step_data(model, physics.init(model, qpos), np.float32(data.ctrl))
         return task.heights(now), task.contacts(now)
 
-    heights, contacts = simd.vectorize(stood)(jnp.asarray(task.at_home)[None])
+    heights, contacts = simd.vectorize(seen)(np.float32(data.qpos)[None])
     return heights[0], contacts[0]
 
 

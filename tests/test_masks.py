@@ -77,11 +77,11 @@ def unroll(agent, params, spec: EnvSpec, forbid: int | None = None) -> Trajector
     steps = timesteps(rng, shown(rng, spec, rows + 1, batch, forbid=forbid), rows + 1, batch)
     steps = jax.tree.map(jnp.asarray, steps)
     before = state = agent.actor_state(jnp.arange(batch), batch)
-    done = []
+    done, act = [], jax.jit(functools.partial(agent.act, evaluate=False))
     for t in range(rows):
         now = jax.tree.map(lambda x, t=t: x[t], steps)
         keys = jax.random.split(jax.random.fold_in(KEY, t), batch)
-        action, extras, state = agent.act(params, state, now, keys, evaluate=False)
+        action, extras, state = act(params, state, now, keys)
         done.append((action, extras))
     action, extras = jax.tree.map(lambda *x: jnp.stack(x), *done)
     return Trajectory(steps, action, extras, before, (), np.ones(batch, np.float32))
@@ -138,7 +138,7 @@ def test_what_a_forbidden_choice_scores_changes_nothing(name):
     agent = bind(agent, spec)
 
     def learn(by: float) -> Any:
-        state = agent.init(KEY)
+        state = jax.jit(agent.init)(KEY)
         state = state._replace(params=shift(agent, state.params, by))
         if isinstance(agent, Dqn | R2d2):
             state = agent.with_params(state, state.params)
@@ -167,7 +167,7 @@ def test_evaluations_take_no_forbidden_choice_and_greedy_ones_the_best():
     for agent, spec in AGENTS.values():
         agent = bind(agent, spec)
         rng = np.random.default_rng(1)
-        params = shift(agent, agent.init(KEY).params, 50.0)
+        params = shift(agent, jax.jit(agent.init)(KEY).params, 50.0)
         now = timesteps(rng, shown(rng, spec, 64, forbid=1), 64)
         state = agent.actor_state(jnp.arange(64), 64)
         keys = jax.random.split(KEY, (2, 64))
@@ -343,7 +343,7 @@ DEVICE = {
 }
 
 
-@pytest.mark.quick("ppo")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEVICE)
 def test_what_looks_best_is_forbidden_on_the_device(name, tmp_path):
     told: list[float] = []
@@ -382,7 +382,7 @@ def test_networks_of_critics_alone_see_the_privileged_part():
     spec = PrivilegedProbe().spec
     for agent in (Ppo(unroll=4, **SMALL), Sac(batch=4, min_size=4, hidden_sizes=(8,))):
         agent = bind(agent, spec)
-        state = agent.init(KEY)
+        state = jax.jit(agent.init)(KEY)
         rng = np.random.default_rng(0)
         now = timesteps(rng, shown(rng, spec, 5), 5)
         other = now._replace(
@@ -392,6 +392,7 @@ def test_networks_of_critics_alone_see_the_privileged_part():
         keys = jax.random.split(KEY, 5)
         actor = agent.actor_state(jnp.arange(5), 5)
 
+        @functools.partial(jax.jit, static_argnames="evaluate")
         def act(timestep, evaluate, agent=agent, params=state.params, actor=actor, keys=keys):
             return agent.act(params, actor, timestep, keys, evaluate=evaluate)[0]
 

@@ -299,6 +299,7 @@ def test_rewards_and_ends_are_those_of_the_formulas(rolled):
     assert not over[:5].any() and over.any(), "a robot that is pushed about falls within a second"
 
 
+@pytest.mark.slow
 def test_episodes_open_anywhere_in_the_motion(task):
     reset = jax.jit(simd.vectorize(task.reset))
     inner = reset(jax.random.split(jax.random.key(3), 64)).inner

@@ -27,8 +27,8 @@ def series(steps: int, envs: int, size: int, opens: int = 1) -> np.ndarray:
 
 
 def test_a_draw_is_normal_and_elements_and_environments_are_independent():
-    noise = series(600, 1500, 3, opens=600)
-    last = noise[[0, 5, 599]]
+    noise = series(200, 1500, 3, opens=200)
+    last = noise[[0, 5, 199]]
     np.testing.assert_allclose(last.mean(1), 0, atol=0.1)
     np.testing.assert_allclose(last.std(1), 1, atol=0.07)
     np.testing.assert_allclose((last**4).mean((1, 2)), 3, atol=0.4)
@@ -37,7 +37,7 @@ def test_a_draw_is_normal_and_elements_and_environments_are_independent():
 
 
 def test_likeness_falls_with_the_logarithm_of_the_lag_as_power_does_with_frequency():
-    noise = series(1024, 400, 2, opens=1024).reshape(1024, -1)
+    noise = series(1024, 200, 2, opens=1024).reshape(1024, -1)
     lags = np.array([1, 4, 16, 64, 256])
     alike = np.array([(noise[lag:] * noise[:-lag]).mean() for lag in lags])
     # Of ten normals, those that are drawn less often than every `lag` steps stay; the rest overlaps in part.

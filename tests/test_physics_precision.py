@@ -119,6 +119,7 @@ def test_a_step_is_mujocos(xml):
         assert found.solver_error.max() < 1e-4
 
 
+@pytest.mark.slow
 def test_upright_cylinders_stand():
     """One step for tilts from 1e-7 to 0.1, and two seconds with a small mass beside the axis."""
     xml = """<mujoco><worldbody><geom type="plane" size="5 5 .1"/><body pos="0 0 .1995"><freejoint/>

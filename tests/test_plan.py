@@ -62,6 +62,7 @@ REPLAY = Replay(batch=32, sequence=1, period=1, capacity=10_000, min_size=100, r
 def short(monkeypatch):
     monkeypatch.setattr(predicting, "_BATCHES", 40)
     monkeypatch.setattr(predicting, "_EACH", 20)
+    monkeypatch.setattr(predicting, "_CHUNKS", 2)
 
 
 def acting(step_s: float = 1e-3, call_s: float = 1e-3, update_s: float = 1e-2) -> ActingCosts:
@@ -283,10 +284,10 @@ def test_streams_pass_the_ingest_process():
 def test_replay_gets_rows_by_the_chunk():
     """A group's rows become items eight at a time: acting goes on at once until then."""
     costs, kinds = calibration(acting(step_s=1e-4, call_s=1e-4)), [HostKind("here", 8.0)]
-    found = predict(central(1, dataclasses.replace(REPLAY, ratio=32.0)), costs, kinds)
-    # A chunk of 16 environments asks for 128 batches of 10 ms, of which all but 8 are made before acting.
+    found = predict(central(1, dataclasses.replace(REPLAY, ratio=8.0)), costs, kinds)
+    # A chunk of 16 environments asks for 32 batches of 10 ms, of which all but 8 are made before acting.
     assert found.action_p50_ms is not None and found.action_p50_ms < 1
-    many = dataclasses.replace(REPLAY, batch=16 * 4096)
+    many = dataclasses.replace(REPLAY, batch=4 * 4096)
     found = predict(central(1, many), costs, kinds)
     assert found.env_steps_per_s == pytest.approx(found.updates_per_s * many.batch / 4, rel=0.2)
 

@@ -146,7 +146,7 @@ def test_other_parameters_of_a_policy_take_the_places_of_the_first(trained):
     assert sum(old.size for _, old in pairs) < sum(leaf.size for leaf in leaves)
 
 
-def test_a_page_is_one_file_that_asks_nobody(run, trained, tmp_path, capsys):
+def test_a_page_is_one_file_that_asks_nobody(trained, tmp_path):
     path = tmp_path / "out.html"
     write_page([player_of(trained, "</script><b>")], path)
     page = path.read_text()
@@ -155,6 +155,10 @@ def test_a_page_is_one_file_that_asks_nobody(run, trained, tmp_path, capsys):
     assert policy is not None and "http" not in policy[1]
     assert "default-src 'none'" in policy[1] and "connect-src 'none'" in policy[1]
     assert list(tmp_path.iterdir()) == [path] and len(page) < 1_500_000
+
+
+@pytest.mark.slow
+def test_a_page_has_all_that_were_named(run, tmp_path, capsys):
     other = tmp_path / "other.html"
     assert cli.main(["play", str(run), str(FILE), "--trust-run", "-o", str(other)]) == 0
     assert f"{other} (" in capsys.readouterr().out
@@ -359,6 +363,7 @@ def test_what_cannot_be_played_is_refused(arguments, text, tmp_path, monkeypatch
     assert not [*tmp_path.glob("*.html")]
 
 
+@pytest.mark.slow
 def test_a_plain_model_begins_in_its_keyframe(tmp_path):
     key = '<key qpos="1 2 3 0.1" act="0.7" ctrl="0.5 -0.5 2 0"/>'
     text = FILE.read_text().replace("</mujoco>", f"<keyframe>{key}</keyframe></mujoco>")

@@ -60,6 +60,7 @@ def rolled(robot: str) -> tuple[Any, list[tuple[Any, Any, Any, Any]]]:
     return task, rows
 
 
+@pytest.mark.slow
 def test_a_step_on_tiles_is_mujocos(rolled):
     task, rows = rolled
     model = task.compiled()
@@ -76,6 +77,7 @@ def test_a_step_on_tiles_is_mujocos(rolled):
     assert np.median(off) < 1e-4 and np.max(off) < 1e-2
 
 
+@pytest.mark.slow
 def test_feet_stand_on_the_tile_below_them(rolled):
     task, rows = rolled
     size, seen = task.tile_size, 0

@@ -69,6 +69,7 @@ def test_an_environment_resets_in_the_step_that_ends_its_episode(stand_in):
     assert episodes > 30
 
 
+@pytest.mark.slow
 def test_single_numbers_are_arrays_of_one(stand_in):
     env = seedbed.make_sb3("dm/walker-walk", 4, seed=0)
     assert env.observation_space["height"].shape == (1,)

@@ -86,6 +86,7 @@ def ended(run: Path) -> tuple[str, str]:
     return stint["outcome"], stint.get("reason", "")
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_an_evaluation_confirms_its_return(tmp_path: Path) -> None:
     summary = seedbed.train("cartpole/ppo", run=tmp_path / "run", until_return=60.0)
     assert summary["env_steps"] < 500_000 and not summary["interrupted"]

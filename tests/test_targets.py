@@ -236,6 +236,7 @@ def test_the_palm_carries_what_the_fingers_hold():
     np.testing.assert_allclose(thing - palm, [0, 0, -3], atol=0.5)
 
 
+@pytest.mark.slow
 def test_an_evaluation_sums_the_metrics_of_each_episode():
     from seedbed.agents.ppo import Ppo
     from seedbed.fused import playing
@@ -250,6 +251,7 @@ def test_an_evaluation_sums_the_metrics_of_each_episode():
     assert "episode_solver_error_mean" not in found and found["episode_length_mean"] == 20
 
 
+@pytest.mark.slow
 def test_auto_reset_draws_other_targets():
     env = wrappers.training(Ur5e(episode_steps=3))
     step, reset = jax.jit(simd.vectorize(env.step)), jax.jit(simd.vectorize(env.reset))

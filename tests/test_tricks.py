@@ -169,6 +169,7 @@ def test_weights_are_the_published_ones(robots):
         assert task.episode_steps == (300 if kind == "getup" else 500)
 
 
+@pytest.mark.slow
 def test_a_fall_is_over_when_the_episode_opens(robots):
     """Four in ten stand, the others lie in any way; the servos hold all joints where they are."""
     task = task_of("getup", robots["getup"])

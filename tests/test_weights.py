@@ -95,6 +95,7 @@ def test_a_run_begins_with_the_parameters_and_statistics_of_another(
     assert new.seen.weight > old.seen.weight, "its statistics go on"
 
 
+@pytest.mark.slow
 def test_the_command_line_begins_with_weights_and_says_what_it_has_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_an_exported_policy_without_critics_is_refused_or_they_begin_anew(tmp_pa
     assert any("critics" in group for group in found.told["anew"])
 
 
+@pytest.mark.slow
 def test_members_begin_with_the_same_weights_and_give_those_of_the_best(
     source: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_members_begin_with_the_same_weights_and_give_those_of_the_best(
     jax.tree.map(np.testing.assert_array_equal, state_of(one, found).params, best.params)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_weights(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +232,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_weights(
     assert ["from" in stint for stint in stints] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_resumed_in_python_keeps_its_weights(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from seedbed import starting
-from seedbed.arguments import checked, require, require_fields
+from seedbed.arguments import checked, require, require_fields, require_seed
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import to_json
@@ -30,7 +30,7 @@ from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
 from seedbed.run.forms import PlainForms
-from seedbed.run.options import require_seed
+from seedbed.run.options import AUTO
 from seedbed.run.programs import keep_programs
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError
@@ -110,6 +110,13 @@ def train_settled(
     config = settled.config
     for note in settled.notes:
         _tell(note)
+    keep_programs()
+    if getattr(config.runtime, "actors", 0) == AUTO:
+        from seedbed.plan.sizing import sized
+
+        chosen = sized(config, None, False, lambda part: _tell(f"measuring {part} ..."))
+        config = chosen.config
+        _tell(chosen.note)
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded = to_json(config)
     path = request.run or default_path(config.name or "run")
@@ -118,7 +125,6 @@ def train_settled(
     weights = None if begun else starting.loaded(config, request.trust, _tell)
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
-    keep_programs()
     module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
     screen = make_view(config.runtime.steps, config.name, name_of(path))
     with kept(path, _tell), folder.training(encoded), BackgroundView(screen) as view:

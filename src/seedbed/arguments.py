@@ -78,6 +78,18 @@ def refusal(name: str, value: Any, remedy: str) -> SeedbedError:
     return SeedbedError(f"{name} is {shown(value)}: {remedy}")
 
 
+def at_least(field: str, value: float, least: float) -> None:
+    """Raises SeedbedError if an option is less than `least`, or not a number."""
+    if not value >= least:
+        raise SeedbedError(f"{field} is {value}: it must be {least} or more")
+
+
+def require_seed(seed: int) -> None:
+    """Raises SeedbedError unless a seed is from 0 to 2**63 - 1, as JAX's keys take it."""
+    if not 0 <= seed < 1 << 63:
+        raise SeedbedError(f"seed is {seed}: it must be from 0 to {(1 << 63) - 1:,}")
+
+
 def shown(value: Any) -> str:
     """Returns a value in one line, cut short, and its type, such as `'x', a str`; it never raises."""
     if value is None or isinstance(value, bool):

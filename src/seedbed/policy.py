@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from seedbed.arguments import checked
+from seedbed.arguments import at_least, checked, require_seed
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import saved_config
@@ -20,7 +20,7 @@ from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.forms import PlainForms, SpaceCodec
-from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
+from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
 from seedbed.spaces import policy_spec

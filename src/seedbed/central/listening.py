@@ -51,7 +51,7 @@ def listen(
         )
     ensure_credentials(run.listen)
 
-    first = config.actors * GROUPS
+    first = config.local_actors * GROUPS
     listening = Listening(
         host=host,
         port=port,

@@ -50,7 +50,7 @@ class CentralMeter:
         """Starts the first interval. `evaluations_cpu` returns the CPU seconds of evaluations' actors."""
         self._setup, self._evaluations_cpu = setup, evaluations_cpu
         # A run whose actors are all elsewhere has an ingest process here.
-        self._shares = MachineShares(usable_cores(), max(1, setup.config.actors))
+        self._shares = MachineShares(usable_cores(), max(1, setup.config.local_actors))
         self._shares.start(self._counters())
         self._last = self._totals()
         # Seconds of streams so far, and those in which they waited for this machine; the share of the others.
@@ -97,7 +97,7 @@ class CentralMeter:
             self._away_share = 1.0 - (waited_s - waited_before_s) / (stream_s - before_s)
         if not report.get("streams"):
             # Whoever is missing keeps a run waiting that has no actors of its own.
-            self._away_share = float(not self._setup.config.actors)
+            self._away_share = float(not self._setup.config.local_actors)
         found = report | {"away_share": self._away_share}
         return {f"streams/{name}": value for name, value in found.items()}
 

@@ -82,9 +82,9 @@ def train(
         Session(run, view, callback, weights) as session,
         actors_of(env, agent, config, run) as pool,
     ):
-        if config.actors:
+        if config.local_actors:
             view.message(
-                f"starting {config.actors} actors with {config.envs_per_actor} environments each"
+                f"starting {config.local_actors} actors with {config.envs_per_actor} environments each"
             )
         remote = listen(pool, env, config, run, view.message) if config.listen else None
         if group is not None:
@@ -132,9 +132,9 @@ def actors_of(env: HostEnvConfig, agent: Agent, config: CentralConfig, run: RunF
         seed=Place.here().seed(derived_seed(config.seed, sum(past))),
         niceness=_MODEST if learns_from_replay(agent) else 0,
     )
-    others = config.groups - config.actors * GROUPS
+    others = config.groups - config.local_actors * GROUPS
     return local_pool(
-        launcher, actors=config.actors, timeout_s=config.actor_timeout_s, others=others
+        launcher, actors=config.local_actors, timeout_s=config.actor_timeout_s, others=others
     )
 
 

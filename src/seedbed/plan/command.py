@@ -64,7 +64,9 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     from seedbed.config import flags
     from seedbed.config.settle import settle
     from seedbed.plan.hosts import for_machine, read_hosts
+    from seedbed.plan.sizing import sized
     from seedbed.run.devices import dispatch_in_place
+    from seedbed.run.options import AUTO
     from seedbed.run.programs import keep_programs
 
     flags.reject_near(rest, parser)
@@ -90,14 +92,20 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
 
     # Shards that are measured are processes of their own, which have to be ended.
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitStatus.STOPPED))
+    rates: dict[int, float] = {}
     try:
-        kinds, subject, calibration, found = plan(config, kinds, own.fresh, progress)
+        if getattr(config.runtime, "actors", 0) == AUTO:
+            config, rates = sized(config, kinds, own.fresh, progress)
+        fresh = own.fresh and not rates
+        kinds, subject, calibration, found = plan(config, kinds, fresh, progress)
     finally:
         signal.signal(signal.SIGTERM, former)
     if own.json:
-        tell(strict_json.dumps(as_json(kinds, calibration, found), indent=1))
+        said = as_json(kinds, calibration, found) | ({"actors": rates} if rates else {})
+        tell(strict_json.dumps(said, indent=1))
     else:
-        tell("\n".join(lines(config, kinds, subject, calibration, found)))
+        table = [*lines(config, kinds, subject, calibration, found), *_choice(config, rates)]
+        tell("\n".join(table))
 
 
 def plan(
@@ -192,6 +200,16 @@ def _figures(subject: Subject, found: Prediction) -> Iterator[tuple[str, str]]:
     ):
         if value is not None:
             yield what, format(value, form)
+
+
+def _choice(config: TrainConfig, rates: dict[int, float]) -> Iterator[str]:
+    """Yields the rates among which --actors auto has chosen."""
+    if rates:
+        yield ""
+        yield "environment steps/s by the number of actors"
+    for actors, rate in rates.items():
+        mark = "  <- chosen" if actors == getattr(config.runtime, "actors", 0) else ""
+        yield f"  {actors:<44} {rate:10,.0f}{mark}"
 
 
 def _percent(share: float | None) -> float | None:

@@ -221,7 +221,7 @@ def _central(
     costs = _accelerated(costs, model.kinds[0], calibration.platform)
     devices = config.inference_devices[0], config.learner_devices[0]
     learner = _learner(model, sizes, costs, machine, devices)
-    groups = _local_groups(model, subject, costs, machine, config.actors)
+    groups = _local_groups(model, subject, costs, machine, config.local_actors)
     away = _remote_groups(model, calibration, costs)
     if isinstance(sizes.experience, Replay):
         fellows = Fellows(learner, costs.company.acting, costs.company.waste)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar, Literal, Self
 
-from seedbed.arguments import require_fields
+from seedbed.arguments import at_least, require_fields, require_seed
 from seedbed.machine import require_linux, usable_cores
 from seedbed.run.sizes import require_batch, require_sizes, require_unrolls
 from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
@@ -14,6 +14,7 @@ from seedbed.types import Agent, SeedbedError, on_policy
 
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
+AUTO: Literal["auto"] = "auto"
 # The default for agents that learn while acting goes on.
 _ENVS_PER_ACTOR = 32
 
@@ -106,8 +107,8 @@ class _HostConfig(RuntimeConfig):
 class CentralConfig(_HostConfig):
     """The options of the central runtime, which are the same for every agent and environment."""
 
-    actors: int = 0
-    """Actor processes; 0 is one for each usable CPU core, or with PPO as many as divide its batch."""
+    actors: int | Literal["auto"] = 0
+    """Actor processes; 0: one for each core (PPO: what divides its batch), auto: as a plan finds best."""
     envs_per_actor: int = 0
     """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
     listen: str = ""
@@ -138,8 +139,8 @@ class CentralConfig(_HostConfig):
             raise SeedbedError(
                 f"learners is {self.learners}, each with own actors: leave out --listen"
             )
-        for field in ("actors", "envs_per_actor"):
-            at_least(field, getattr(self, field), 0)
+        at_least("envs_per_actor", self.envs_per_actor, 0)
+        at_least("actors", 0 if self.actors == AUTO else self.actors, 0)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
         address = listening_address(self.listen) if self.listen else None
@@ -153,10 +154,22 @@ class CentralConfig(_HostConfig):
     @property
     def groups(self) -> int:
         """The groups of environments that a fitted run may have, those of other machines among them."""
-        return self.actors * GROUPS + (self.stream_groups if self.listen else 0)
+        return self.local_actors * GROUPS + (self.stream_groups if self.listen else 0)
+
+    @property
+    def local_actors(self) -> int:
+        """The actor processes of a fitted run on this machine."""
+        assert self.actors != AUTO, "it is chosen before the run begins"
+        return self.actors
 
     def fitted(self, agent: Agent) -> Self:
-        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0."""
+        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
+
+        Sizes are left open if `actors` is auto, which `plan/sizing.py` chooses, and are checked all the same.
+        """
+        if self.actors == AUTO:
+            dataclasses.replace(self, actors=0).fitted(agent)
+            return self
         require_sizes(agent)
         require_unrolls(agent)
         experience = on_policy(agent)
@@ -385,15 +398,3 @@ def _fitting(batch: int, actors: int, envs: int) -> tuple[int, int]:
 def _different_devices(field: str, devices: tuple[int, ...]) -> None:
     if not devices or len(set(devices)) != len(devices) or min(devices) < 0:
         raise SeedbedError(f"{field} is {devices}: name one or more different device indices")
-
-
-def at_least(field: str, value: float, least: float) -> None:
-    """Raises SeedbedError if an option is less than `least`, or not a number."""
-    if not value >= least:
-        raise SeedbedError(f"{field} is {value}: it must be {least} or more")
-
-
-def require_seed(seed: int) -> None:
-    """Raises SeedbedError unless a seed is from 0 to 2**63 - 1, as JAX's keys take it."""
-    if not 0 <= seed < 1 << 63:
-        raise SeedbedError(f"seed is {seed}: it must be from 0 to {(1 << 63) - 1:,}")
