@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from plan_costs import acting, calibration
 from seedbed import cli
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
@@ -23,17 +24,7 @@ from seedbed.paramserver.placement import KINDS
 from seedbed.plan import predict as predicting
 from seedbed.plan.acting import Sizes
 from seedbed.plan.calibration import calibrated, key_of, path_of
-from seedbed.plan.costs import (
-    ActingCosts,
-    Calibration,
-    CallCost,
-    FusedCosts,
-    Linear,
-    ShardCosts,
-    StreamCosts,
-    from_json,
-    to_json,
-)
+from seedbed.plan.costs import CallCost, from_json, to_json
 from seedbed.plan.engine import (
     NOTHING,
     Card,
@@ -63,18 +54,6 @@ def short(monkeypatch):
     monkeypatch.setattr(predicting, "_BATCHES", 40)
     monkeypatch.setattr(predicting, "_EACH", 20)
     monkeypatch.setattr(predicting, "_CHUNKS", 2)
-
-
-def acting(step_s: float = 1e-3, call_s: float = 1e-3, update_s: float = 1e-2) -> ActingCosts:
-    calls = tuple(CallCost(n, NOTHING, Cost(call_s), NOTHING) for n in (1, 8))
-    return ActingCosts(Cost(step_s), 0.0, 0.0, calls, Cost(update_s), Cost(1e-5), Cost(1e-4))
-
-
-def calibration(costs: ActingCosts) -> Calibration:
-    shards = ShardCosts(*[Linear(1e-3, 1e-4, 1e-3)] * 4)
-    stream = StreamCosts(*[Cost(1e-4)] * 4, up_bytes=1e4, down_bytes=100.0)
-    fused = FusedCosts(Cost(0.02, 2.0), Cost(0.04, 2.0), 1000)
-    return Calibration("cpu", 2.0, "cpu", "cpu", "0", costs, stream, shards, fused)
 
 
 def sizes(experience: OnPolicy | Replay, group_size: int = 16) -> Sizes:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedbed import ffi
+from seedbed import ffi, llvm
 from seedbed.llvm import compile_object, host_target, host_vector_unit, load_object
 from seedbed.simd import inspect, vectorize
 from seedbed.simd.cpu import compiler
@@ -280,3 +280,22 @@ def test_narrower_kernels_use_no_wider_registers(width):
     assert not re.search(r"\+avx512", flags)
     assert ("+avx2" in flags) <= (width == 8)
     assert code
+
+
+def test_long_modules_are_simplified_only_and_compute_the_same(monkeypatch, no_fallback):
+    def function(x):
+        def step(carry, _):
+            carry = 0.9 * jnp.sin(carry) + x / (1 + carry * carry)
+            return carry, carry.sum()
+
+        carry, sums = jax.lax.scan(step, x, None, length=5)
+        return jnp.cumsum(carry), jnp.where(sums > 0, sums, jnp.exp(-sums)), carry @ x
+
+    rows = np.random.default_rng(0).normal(size=(33, 7)).astype(np.float32)
+    found, simplified, real = [], [], llvm._simplify
+    monkeypatch.setattr(llvm, "_simplify", lambda *given: simplified.append(real(*given)))
+    for long in (llvm._LONG, 0):
+        monkeypatch.setattr(llvm, "_LONG", long)
+        found.append(jax.jit(vectorize(lambda x: function(x)))(rows))
+    assert len(simplified) == 1
+    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -97,6 +97,7 @@ def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint
         (["--space", "F"], "name what to tune first"),
         (["cartpole/ppo", "--space", "F", "--trials", "0"], "--trials is 0"),
         (["cartpole/ppo", "--space", "F", "--run", "r"], "leave out --run"),
+        (["cartpole/impala", "--space", "F", "--actors", "auto"], "trials share the machine"),
         (["cartpole/ppo", "--space", "F", "--agent.clop", "1"], "clop"),
         (["cartpole/ppo", "--space", "no.json"], "no.json cannot be read"),
         (["cartpole/ppo", "--space", "F", "--trial", "4"], "--trial; did you mean --trials?"),

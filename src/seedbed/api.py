@@ -30,8 +30,9 @@ from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
 from seedbed.run.forms import PlainForms
-from seedbed.run.options import AUTO
 from seedbed.run.programs import keep_programs
+from seedbed.run.signals import stopping_early
+from seedbed.run.sizes import AUTO
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.background import BackgroundView, tell
@@ -110,13 +111,6 @@ def train_settled(
     config = settled.config
     for note in settled.notes:
         _tell(note)
-    keep_programs()
-    if getattr(config.runtime, "actors", 0) == AUTO:
-        from seedbed.plan.sizing import sized
-
-        chosen = sized(config, None, False, lambda part: _tell(f"measuring {part} ..."))
-        config = chosen.config
-        _tell(chosen.note)
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded = to_json(config)
     path = request.run or default_path(config.name or "run")
@@ -125,18 +119,33 @@ def train_settled(
     weights = None if begun else starting.loaded(config, request.trust, _tell)
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
+    keep_programs()
     module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
     screen = make_view(config.runtime.steps, config.name, name_of(path))
-    with kept(path, _tell), folder.training(encoded), BackgroundView(screen) as view:
-        return module.train(
-            env=config.env,
-            agent=config.agent,
-            config=config.runtime,
-            run=folder,
-            view=view,
-            callback=callback,
-            weights=weights,
-        )
+    with kept(path, _tell), folder.training(encoded):
+        if getattr(config.runtime, "actors", 0) == AUTO:
+            config = _sized(config)
+            folder.write_config(to_json(config))
+        with BackgroundView(screen) as view:
+            return module.train(
+                env=config.env,
+                agent=config.agent,
+                config=config.runtime,
+                run=folder,
+                view=view,
+                callback=callback,
+                weights=weights,
+            )
+
+
+def _sized(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration with the number of actors that a plan finds best; raises StoppedEarly, too."""
+    from seedbed.plan.sizing import sized
+
+    with stopping_early():
+        chosen = sized(config, None, False, lambda part: _tell(f"measuring {part} ..."))
+    _tell(chosen.note)
+    return chosen.config
 
 
 def _tell(text: str) -> None:

@@ -23,6 +23,7 @@ from seedbed.run.folder import RunFolder, default_path
 from seedbed.run.history import RunSegment
 from seedbed.run.options import FusedConfig
 from seedbed.run.runtime import Start
+from seedbed.run.sizes import require_number
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import SeedbedError, UsageError, bind
 
@@ -64,6 +65,7 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     if request.resume or request.start is not None or given.cluster is not None:
         raise UsageError("a policy is cloned anew: leave out --resume, --from and --cluster")
     config = settle(request, lambda found: flags.override(found, given.rest, False)).config
+    require_number(config.runtime, "a clone has none yet")
     options = CloningOptions(own.updates, own.batch, own.learning_rate, config.runtime.seed)
     run = request.run or default_path(f"clone-{config.name}")
     # Either signal ends the command, and the folder that it has begun is removed.

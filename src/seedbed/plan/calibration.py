@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -153,14 +154,20 @@ def calibrated(
     `tell` gets a line for each part that is measured, which takes about `seconds`. Raises SeedbedError if a
     part cannot be measured.
     """
-    path = path_of(key_of(config, far))
-    if not fresh and path.exists():
-        try:
-            return from_json(load_json(path))
-        except (OSError, KeyError, TypeError, ValueError):
-            pass  # it is damaged, and is written anew
+    key, kept = key_of(config, far), None
+    try:
+        path = path_of(key)
+        kept = None if fresh or not path.exists() else from_json(load_json(path))
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+        pass  # it is damaged, or others may write there
+    if kept is not None:
+        return kept
     found = _measure(config, far, tell, seconds)
-    write_json(path, to_json(found))
+    try:
+        write_json(path_of(key), to_json(found))
+    except (OSError, RuntimeError, SeedbedError) as error:
+        text = f"what a plan has measured is not kept for the next one: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return found
 
 

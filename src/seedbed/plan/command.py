@@ -66,8 +66,8 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     from seedbed.plan.hosts import for_machine, read_hosts
     from seedbed.plan.sizing import sized
     from seedbed.run.devices import dispatch_in_place
-    from seedbed.run.options import AUTO
     from seedbed.run.programs import keep_programs
+    from seedbed.run.sizes import AUTO
 
     flags.reject_near(rest, parser)
     given = flags.split_train_arguments(rest)
@@ -95,7 +95,7 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     rates: dict[int, float] = {}
     try:
         if getattr(config.runtime, "actors", 0) == AUTO:
-            config, rates = sized(config, kinds, own.fresh, progress)
+            config, rates, _ = sized(config, kinds, own.fresh, progress)
         fresh = own.fresh and not rates
         kinds, subject, calibration, found = plan(config, kinds, fresh, progress)
     finally:

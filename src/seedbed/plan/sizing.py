@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from seedbed.config.configuration import TrainConfig
 from seedbed.machine import usable_cores
 from seedbed.plan.calibration import calibrated, subject_of
-from seedbed.plan.costs import Calibration
-from seedbed.plan.hosts import HostKind, this_machine
+from seedbed.plan.hosts import HostKind, require_fit, this_machine
 from seedbed.plan.predict import predict
 from seedbed.run.devices import dispatch_in_place
-from seedbed.run.options import AUTO, CentralConfig
+from seedbed.run.options import CentralConfig
+from seedbed.run.sizes import AUTO
 from seedbed.types import SeedbedError
 
-_ENOUGH = 0.98
+_ENOUGH = 0.95
 """The share of the highest rate from which on fewer actors are better: they leave memory, and lag less."""
-_A_CORE = 2  # actors of a core, at most
+_A_CORE, _MOST = 2, 512  # actors of a core and of a machine, at most
 
 
 class Sized(NamedTuple):
@@ -26,6 +27,7 @@ class Sized(NamedTuple):
 
     config: TrainConfig
     foretold: dict[int, float]
+    kept: bool  # whether nothing was measured now
 
     @property
     def note(self) -> str:
@@ -33,7 +35,10 @@ class Sized(NamedTuple):
         runtime = self.config.runtime
         assert isinstance(runtime, CentralConfig)
         every = ", ".join(f"{n}: {rate:,.0f}" for n, rate in self.foretold.items())
-        return f"actors {runtime.actors}, as a plan finds best (steps/s foretold of {every})"
+        earlier = "; measured earlier, anew by seedbed plan --fresh" * self.kept
+        return (
+            f"actors {runtime.actors}, as a plan finds best (steps/s foretold of {every}{earlier})"
+        )
 
 
 def sized(
@@ -44,41 +49,43 @@ def sized(
 ) -> Sized:
     """Returns a settled configuration whose `actors`, auto so far, are as many as learn fastest.
 
-    `kinds` are the machines, the first of which has these actors; None is this one. What is not known of this
-    machine is measured, after a line to `tell`. Starts JAX. Raises SeedbedError if there is no model of the
-    run, or if no number of actors fits it.
+    `kinds` are the machines, of which there is one; None is this one. What is not known of this machine is
+    measured, after a line to `tell`. Starts JAX. Raises SeedbedError if there is no model of the run, or if
+    no number of actors makes progress.
     """
     dispatch_in_place()
-    runtime = config.runtime
+    runtime, measured = config.runtime, list[str]()
     assert isinstance(runtime, CentralConfig) and runtime.actors == AUTO
-    if runtime.listen and kinds is None:
-        raise SeedbedError(
-            "actors is auto and the run listens: no model knows who joins it; name a number with --actors"
-        )
-    known: dict[int, Calibration] = {}
-    found: dict[int, tuple[float, TrainConfig]] = {}
-    refused = SeedbedError("no number of actors fits the run")
-    for actors in _numbers(kinds[0].cores if kinds else usable_cores()):
+
+    def with_actors(actors: int) -> TrainConfig:
+        return dataclasses.replace(config, runtime=dataclasses.replace(runtime, actors=actors))
+
+    def told(part: str) -> None:
+        measured.append(part)
+        tell(part)
+
+    require_fit(kinds or [HostKind("here", usable_cores())], with_actors(1).runtime)
+    calibration = calibrated(with_actors(1), False, fresh, told)
+    # Parts of the run's own size were made for measuring, in circles.
+    gc.collect()
+    machines = kinds or [this_machine(calibration)]
+    rates, refused = dict[int, float](), None
+    for actors in _numbers(machines[0].cores):
         try:
-            fitted = dataclasses.replace(runtime, actors=actors).fitted(config.agent)
+            found = predict(subject_of(with_actors(actors), kinds), calibration, machines)
         except SeedbedError as error:
             refused = error
-            continue
-        each, chosen = fitted.envs_per_actor, dataclasses.replace(config, runtime=fitted)
-        subject = subject_of(chosen, kinds)
-        if each not in known:
-            known[each] = calibrated(chosen, False, fresh, tell)
-        foretold = predict(subject, known[each], kinds or [this_machine(known[each])])
-        found[actors] = foretold.env_steps_per_s, chosen
-    if not found:
+        else:
+            rates[actors] = found.env_steps_per_s
+    if not rates:
+        assert refused is not None
         raise refused
-    rates = {actors: rate for actors, (rate, _) in found.items()}
     best = min(actors for actors, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
-    return Sized(found[best][1], rates)
+    return Sized(with_actors(best), rates, not measured)
 
 
 def _numbers(cores: float) -> list[int]:
     """Returns numbers of actors, of which each is at most twice the one before."""
-    most = max(1, int(_A_CORE * cores))
+    most = min(_MOST, max(1, int(_A_CORE * cores)))
     doubled = (number << times for number in (2, 3) for times in range(most.bit_length()))
     return sorted({1, most, *(number for number in doubled if number < most)})

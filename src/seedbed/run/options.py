@@ -8,13 +8,12 @@ from typing import ClassVar, Literal, Self
 
 from seedbed.arguments import at_least, require_fields, require_seed
 from seedbed.machine import require_linux, usable_cores
-from seedbed.run.sizes import require_batch, require_sizes, require_unrolls
+from seedbed.run.sizes import AUTO, require_batch, require_plannable, require_sizes, require_unrolls
 from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
-AUTO: Literal["auto"] = "auto"
 # The default for agents that learn while acting goes on.
 _ENVS_PER_ACTOR = 32
 
@@ -163,13 +162,11 @@ class CentralConfig(_HostConfig):
         return self.actors
 
     def fitted(self, agent: Agent) -> Self:
-        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
-
-        Sizes are left open if `actors` is auto, which `plan/sizing.py` chooses, and are checked all the same.
-        """
+        """Returns a copy in which sizes that were 0 have been chosen; auto stays, for `plan/sizing.py`."""
         if self.actors == AUTO:
-            dataclasses.replace(self, actors=0).fitted(agent)
-            return self
+            require_plannable(agent, self.learners == 1 and not self.listen)
+            fitted = dataclasses.replace(self, actors=0).fitted(agent)
+            return dataclasses.replace(fitted, actors=AUTO)
         require_sizes(agent)
         require_unrolls(agent)
         experience = on_policy(agent)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from seedbed.exit_status import StoppedEarly
 from seedbed.scheduler import gives_up
 
 ANSWER_S = 0.7
@@ -88,9 +89,7 @@ def stopping_signals(tell: Callable[[str], None]) -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    numbers = _stopping()
     before = {number: signal.signal(number, interruption.handle) for number in numbers}
     try:
         with _watched(interruption, numbers):
@@ -98,6 +97,33 @@ def stopping_signals(tell: Callable[[str], None]) -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stopping_early() -> Iterator[None]:
+    """Raises StoppedEarly in a block that has nothing to save, at SIGINT, SIGTERM or SIGHUP.
+
+    SIGHUP stays ignored as in `stopping_signals`, and so do all of them outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise StoppedEarly
+
+    before = {number: signal.signal(number, stop) for number in _stopping()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopping() -> list[int]:
+    hung_up = [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)
+    return [signal.SIGINT, signal.SIGTERM, *hung_up]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from seedbed.types import (
     Agent,
     OnPolicy,
@@ -11,6 +13,9 @@ from seedbed.types import (
     on_policy,
     plays_episodes,
 )
+
+AUTO: Literal["auto"] = "auto"
+"""The number of actors that `plan/sizing.py` chooses."""
 
 
 def require_sizes(agent: Agent) -> None:
@@ -65,6 +70,30 @@ def _experience(agent: Agent) -> OnPolicy | Replay:
             f"{type(agent).__name__}.experience failed: {type(error).__name__}: {error}; it is read before "
             "`spec` is filled in"
         ) from error
+
+
+def require_plannable(agent: Agent, alone: bool) -> None:
+    """Raises SeedbedError unless a model can choose the number of actors, as `auto` asks for.
+
+    `alone` is whether there is one learner, and nobody joins it.
+    """
+    if not alone:
+        raise SeedbedError(
+            "actors is auto, which is for one learner whose actors are all of its machine: name a number "
+            "with --actors"
+        )
+    experience = on_policy(agent)
+    if experience is not None and experience.synchronous:
+        raise SeedbedError(
+            f"actors is auto, and {type(agent).__name__} acts, stops and learns: leave --actors out, and as "
+            "many actors divide its batch as there are cores"
+        )
+
+
+def require_number(runtime: object, why: str) -> None:
+    """Raises SeedbedError if the options of a runtime leave the number of actors to a model."""
+    if getattr(runtime, "actors", 0) == AUTO:
+        raise SeedbedError(f"actors is auto, and {why}: name a number with --actors")
 
 
 def require_batch(agent: Agent, group: int, groups: int, devices: int, learners: int = 1) -> None:

@@ -23,6 +23,7 @@ from seedbed.printable import printable
 from seedbed.run.folder import METRICS
 from seedbed.run.lines import read_lines
 from seedbed.run.signals import stopping_signals
+from seedbed.run.sizes import require_number
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.tuning.page import write_page
 from seedbed.tuning.space import read_space, require_space, start_of
@@ -98,6 +99,7 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
 
     with on_cores(shares(jobs)[0]):
         config = settle(request, change).config
+    require_number(config.runtime, "trials share the machine")
     every = config.runtime.evaluate_every
     if not any("evaluate-every" in word.replace("_", "-") for word in given.rest):
         # Those of a kind of task may be so rare that nothing could be given up.

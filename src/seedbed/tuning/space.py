@@ -15,6 +15,7 @@ from seedbed.config.env_options import with_env_options
 from seedbed.config.settle import with_options
 from seedbed.nearest import require_options
 from seedbed.printable import printable
+from seedbed.run.sizes import require_number
 from seedbed.types import SeedbedError
 
 _FORMS = '{"low": 1e-5, "high": 1e-2, "log": true} or a list of values'
@@ -115,9 +116,11 @@ def require_space(config: TrainConfig, space: Space) -> None:
         wrong: list[str] = []
         for value in ends:
             try:
-                applied(config, {name: value})
+                found = applied(config, {name: value})
             except SeedbedError as error:
                 wrong.append(f"{name}={value!r} of the space: {error}")
+            else:
+                require_number(found.runtime, "trials share the machine")
         # A value may fit others that vary, as minibatches do that divide the batch; not if none is possible.
         if wrong and (len(wrong) == len(ends) or len(space) == 1):
             raise SeedbedError(wrong[0])
