@@ -2,7 +2,8 @@
 
     python benchmarks/plan.py --sections predict    # calibrates, predicts and saves, about 10 minutes
     python benchmarks/plan.py --sections measure    # trains each for half a minute and judges the predictions
-    python benchmarks/plan.py --only cartpole/ppo   # some cases, both sections; nothing is saved
+    python benchmarks/plan.py --sections actors     # what --actors auto chooses against a grid, 30 minutes
+    python benchmarks/plan.py --only cartpole/ppo   # some cases, the first two; nothing is saved
 
 Commit the predictions before they are judged: a prediction is of microbenchmarks of this machine and nothing
 else, and has the commit that made it. An error is the difference of environment steps a second from what
@@ -33,7 +34,8 @@ from seedbed.machine import usable_cores
 from seedbed.run.lines import read_lines
 
 RESULT = Path(__file__).parent / "results" / "plan.json"
-SECTIONS = ("predict", "measure")
+SECTIONS = ("predict", "measure", "actors")
+CHOSEN, GRID_ROUNDS, PAIRS = ("cartpole/impala", "pong/impala"), 2, 6
 SETTLE_S, LOADING_S, SECONDS, STARTED_S = 5.0, 10.0, 20.0, 90.0
 MEDIAN, WORST = 0.2, 0.4  # the errors that are allowed
 TRAIN = ["--steps", "1e9", "--evaluate-every", "0", "--log-every-s", "0.5"]
@@ -140,6 +142,43 @@ def steady(process: Any, metrics: Path, settle_s: float, seconds: float) -> list
     raise CommandError(f"{process.args} ended with {process.returncode}:\n{process.stderr.read()}")
 
 
+def swept(name: str, seconds: float) -> dict[str, Any]:
+    """Returns what `--actors auto` chooses and foretells, and what runs with each number of actors do.
+
+    Numbers take turns, forward and back. If another number is better than the chosen one, both are measured
+    in PAIRS more pairs, whose median ratio counts.
+    """
+    words = [name, "--actors", "auto"]
+    said = predict(Case(words))
+    foretold = {int(n): rate for n, rate in said["actors"]["env_steps_per_s"].items()}
+    chosen = said["actors"]["chosen"]
+    emulates = name.startswith("pong")
+    found: dict[int, list[float]] = {n: [] for n in foretold}
+
+    def run(actors: int) -> float:
+        case = Case([name, "--actors", str(actors)], loading=actors * emulates)
+        found[actors].append(measure(case, seconds)["steps_per_s"])
+        print(f"{name} with {actors} actors: {found[actors][-1]:,.0f} steps/s", flush=True)
+        return found[actors][-1]
+
+    for number in range(GRID_ROUNDS):
+        for actors in [*found][:: -1 if number % 2 else 1]:
+            run(actors)
+    grid = {n: statistics.median(rates) for n, rates in found.items()}
+    best = max(grid, key=lambda n: grid[n])
+    ratios = [1.0]
+    if best != chosen:
+        ratios = []
+        for number in range(PAIRS):
+            pair = (chosen, best) if number % 2 else (best, chosen)
+            rates = {n: run(n) for n in pair}
+            ratios.append(rates[chosen] / rates[best])
+    ratio = statistics.median(ratios)
+    print(f"{name}: auto is {chosen}, the best is {best}; ratio {ratio:.3f}", flush=True)
+    rows = {str(n): {"foretold": foretold[n], "steps_per_s": grid[n]} for n in grid}
+    return {"chosen": chosen, "best": best, "ratio": ratio, "ratios": ratios, "actors": rows}
+
+
 def judged(name: str, foretold: dict[str, Any], found: dict[str, float]) -> dict[str, Any]:
     """Prints and returns a case."""
     said = foretold["predicted"]
@@ -175,7 +214,7 @@ def save(name: str, part: dict[str, Any]) -> None:
 def main() -> int:
     """Predicts, measures, prints and saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS[:2]))
     parser.add_argument("--only", nargs="+", choices=cases(), metavar="CASE", help="save nothing")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a measurement")
     given = parser.parse_args()
@@ -186,6 +225,10 @@ def main() -> int:
         print(f"load {load:.1f}: others use the machine, so this measures them too")
     rows: dict[str, dict[str, Any]] = {}
     try:
+        if "actors" in given.sections:
+            save("actors", {"rows": {name: swept(name, given.seconds) for name in CHOSEN}})
+        if not {"predict", "measure"} & {*given.sections}:
+            return 0
         if "predict" in given.sections:
             for name, case in chosen.items():
                 rows[name] = predict(case)

@@ -170,10 +170,7 @@ def compile_object(text: str, target: Target) -> bytes:
         for function in module.functions:
             if function.is_declaration and not function.name.startswith("llvm."):
                 function.add_function_attribute("nonlazybind")
-        if len(text) < _LONG:
-            _optimize(module, machine)
-        else:
-            _simplify(module, machine)
+        (_optimize if len(text) < _LONG else _simplify)(module, machine)
         return machine.emit_object(module)
 
 

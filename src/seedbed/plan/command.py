@@ -101,7 +101,10 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     finally:
         signal.signal(signal.SIGTERM, former)
     if own.json:
-        said = as_json(kinds, calibration, found) | ({"actors": rates} if rates else {})
+        said = as_json(kinds, calibration, found)
+        if rates:
+            chosen = getattr(config.runtime, "actors", 0)
+            said["actors"] = {"chosen": chosen, "env_steps_per_s": rates}
         tell(strict_json.dumps(said, indent=1))
     else:
         table = [*lines(config, kinds, subject, calibration, found), *_choice(config, rates)]
