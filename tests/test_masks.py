@@ -163,21 +163,23 @@ def test_what_a_forbidden_choice_scores_changes_nothing(name):
     )
 
 
-def test_evaluations_take_no_forbidden_choice_and_greedy_ones_the_best():
-    for agent, spec in AGENTS.values():
-        agent = bind(agent, spec)
-        rng = np.random.default_rng(1)
-        params = shift(agent, jax.jit(agent.init)(KEY).params, 50.0)
-        now = timesteps(rng, shown(rng, spec, 64, forbid=1), 64)
-        state = agent.actor_state(jnp.arange(64), 64)
-        keys = jax.random.split(KEY, (2, 64))
-        act = jax.jit(functools.partial(agent.act, evaluate=True))
-        greedily = jax.jit(functools.partial(agent.greedy().act, evaluate=True))
-        draws = [act(params, state, now, each)[0] for each in keys]
-        best = [greedily(params, state, now, each)[0] for each in keys]
-        for action in (*draws, *best):
-            assert not (np.asarray(action).reshape(64, -1)[:, 0] == 1).any()
-        np.testing.assert_array_equal(*best)
+@pytest.mark.quick("ppo of two sets", "dqn", "r2d2")
+@pytest.mark.parametrize("name", AGENTS)
+def test_evaluations_take_no_forbidden_choice_and_greedy_ones_the_best(name):
+    agent, spec = AGENTS[name]
+    agent = bind(agent, spec)
+    rng = np.random.default_rng(1)
+    params = shift(agent, jax.jit(agent.init)(KEY).params, 50.0)
+    now = timesteps(rng, shown(rng, spec, 64, forbid=1), 64)
+    state = agent.actor_state(jnp.arange(64), 64)
+    keys = jax.random.split(KEY, (2, 64))
+    act = jax.jit(functools.partial(agent.act, evaluate=True))
+    greedily = jax.jit(functools.partial(agent.greedy().act, evaluate=True))
+    draws = [act(params, state, now, each)[0] for each in keys]
+    best = [greedily(params, state, now, each)[0] for each in keys]
+    for action in (*draws, *best):
+        assert not (np.asarray(action).reshape(64, -1)[:, 0] == 1).any()
+    np.testing.assert_array_equal(*best)
 
 
 def test_random_choices_are_even_over_the_allowed_ones():

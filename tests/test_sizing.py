@@ -93,6 +93,12 @@ def test_runs_of_which_a_model_cannot_choose_are_refused_at_once(words, says, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_clone_has_no_actors_to_choose(tmp_path, capsys):
+    words = ["clone", "cartpole/impala", str(tmp_path / "data.npz"), "--actors", "auto"]
+    assert cli.main(words) == 1
+    assert "a clone has none yet: name a number" in capsys.readouterr().err
+
+
 def test_machines_that_would_need_streams_are_refused_before_anything_is_measured(tmp_path, capsys):
     hosts = tmp_path / "hosts.toml"
     hosts.write_text('[[hosts]]\nname = "a"\ncores = 2\ncount = 2')

@@ -90,6 +90,12 @@ def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint
     assert "\n" not in str(error.value)
 
 
+def test_trials_do_not_measure_the_machine(tmp_path):
+    space = {"actors": ["auto", 2], "agent.learning_rate": [1e-3, 1e-4]}
+    with pytest.raises(SeedbedError, match="trials share the machine"):
+        require_space(train_config("cartpole/impala"), read_space(written(tmp_path, space)))
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
