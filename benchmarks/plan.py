@@ -220,6 +220,8 @@ def main() -> int:
     given = parser.parse_args()
     # Runs end with this program, also if it is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if given.only and "actors" in given.sections:
+        parser.error("--only is of the other sections: leave it out, or actors")
     chosen = {name: case for name, case in cases().items() if name in (given.only or cases())}
     if (load := os.getloadavg()[0]) > BUSY:
         print(f"load {load:.1f}: others use the machine, so this measures them too")

@@ -24,6 +24,7 @@ from seedbed.plan import sizing
 from seedbed.plan.calibration import key_of, path_of
 from seedbed.plan.costs import to_json
 from seedbed.plan.hosts import HostKind
+from seedbed.run import options
 from seedbed.run.options import CentralConfig
 from seedbed.run.sizes import AUTO
 from seedbed.types import Agent, SeedbedError
@@ -105,6 +106,11 @@ def test_machines_that_would_need_streams_are_refused_before_anything_is_measure
     words = ["plan", "cartpole/impala", "--actors", "auto", "--hosts", str(hosts)]
     assert cli.main(words) == 1
     assert "the run does not listen: add --listen" in capsys.readouterr().err
+
+
+def test_a_number_whose_environments_are_too_few_for_a_batch_is_left_out(monkeypatch):
+    monkeypatch.setattr(options, "usable_cores", lambda: 2.0)
+    assert [*chosen(monkeypatch, 2.0, Impala(batch=128)).foretold] == [2, 3, 4]
 
 
 def test_a_number_that_makes_no_progress_is_left_out(monkeypatch):

@@ -72,7 +72,9 @@ def sized(
     rates, refused = dict[int, float](), None
     for actors in _numbers(machines[0].cores):
         try:
-            found = predict(subject_of(with_actors(actors), kinds), calibration, machines)
+            chosen = with_actors(actors)
+            chosen.runtime.fitted(config.agent)  # a batch may need more actors
+            found = predict(subject_of(chosen, kinds), calibration, machines)
         except SeedbedError as error:
             refused = error
         else:
