@@ -13,6 +13,7 @@ from seedbed.central.gate import Gate
 from seedbed.central.learning import BatchResult, LearnerLoop
 from seedbed.central.meter import CentralMeter, Setup
 from seedbed.central.unrolls import UnrollQueue
+from seedbed.central.updater import Metrics
 from seedbed.run import evaluation
 from seedbed.run.evaluation import play_episodes
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
@@ -61,7 +62,7 @@ class Learner:
 
     def update(self, batch, progress):
         self.state = self.state._replace(updates=self.state.updates + 1)
-        metrics = [{"lag_max": np.float32(0)}, {"loss": np.float32(0)}]
+        metrics = [Metrics(np.zeros(1), (name,)) for name in ("lag_max", "loss")]
         return BatchResult(metrics, (), np.int32(3))
 
 

@@ -75,12 +75,13 @@ def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypa
     )
     agent, updater = run.job.agent, run.learner(1)
     local = LocalUpdater(agent, agent.init(jax.random.key(0)), jax.devices()[:1])
-    output = Output({}, jnp.float32(8))
+    # The batch is the gradient.
+    steps = [each.compile(lambda state, batch, key, index: batch) for each in (updater, local)]
+    output, key = Output({}, jnp.float32(8)), jax.random.key(1)
     for number in range(7):
-        for each in (updater, local):
+        for each, step in zip((updater, local), steps, strict=True):
             each.begin(np.float32(number / 10))
-            grads = noise(run.job.plan.gradient, number)
-            each.push(grads, output)
+            step((noise(run.job.plan.gradient, number), output), key, np.int32(0))
         ours, theirs = updater.pull(), local.pull()
         assert jax.tree.structure(ours) == jax.tree.structure(theirs)
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)

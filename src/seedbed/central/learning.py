@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from seedbed.central.experience import Source
 from seedbed.central.gate import Gate
 from seedbed.central.inference import Inference
-from seedbed.central.updater import Updater
+from seedbed.central.updater import Learned, Metrics, Updater
 from seedbed.run.devices import Device
 from seedbed.run.group import here, joined, placed
 from seedbed.run.measures import Stopwatch
@@ -43,18 +43,20 @@ _SMALL = 1 << 18
 class BatchResult(NamedTuple):
     """The outcome of a batch."""
 
-    # Scalars: of the batch, which are the lag for unrolls, and then of each minibatch.
-    metrics: list[dict[str, Array]]
+    metrics: list[
+        Metrics
+    ]  # of the batch, which are the lag for unrolls, and then of each minibatch
     priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
     transitions: Array  # int32: those of the batch
 
 
-def mean_metrics(metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
+def mean_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
     """Returns the metrics of a `BatchResult`, brought to the host: means over the minibatches."""
     own, *found = metrics
-    # On the host: on the device, each mean would be two programs more.
-    means = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
-    return {name: float(value) for name, value in {**own, **means}.items()}
+    # On the host: on the device, a mean would be a program more.
+    means = np.mean([each.values for each in found], axis=0)
+    names, values = own.names + found[0].names, [*own.values.tolist(), *means.tolist()]
+    return dict(zip(names, values, strict=True))
 
 
 class Learner:
@@ -105,10 +107,14 @@ class Learner:
                 out_specs=(whole, Output(whole, whole, envs)),  # type: ignore[arg-type]
             )
         compiled = jax.jit if len(self._own) == len(self.devices) else joined().jit
-        self._prepare, self._shuffle = compiled(prepare), compiled(shuffle)
-        self._gradient = compiled(gradient)
-        opening = functools.partial(_open, epochs=agent.epochs)
-        self._open = compiled(opening, out_shardings=NamedSharding(mesh, P()))
+        self._shuffle, self._step = compiled(shuffle), updater.compile(gradient)
+
+        def begin(state: LearnerState, frames: FrameTrajectory, key: Array) -> tuple[_Opened, Tree]:
+            prepare_key, key = jax.random.split(jax.random.fold_in(key, state.updates))
+            opened = _open(frames, state.updates, key, agent.epochs)
+            return opened, prepare(state, frames, prepare_key)
+
+        self._open = compiled(begin, out_shardings=(NamedSharding(mesh, whole), None))
         self._assemble = jax.jit(_assemble, out_shardings=SingleDeviceSharding(self._own[0]))
 
     def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
@@ -146,37 +152,33 @@ class Learner:
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
     def update(self, frames: FrameTrajectory, progress: np.float32) -> BatchResult:
-        """Pushes the gradients of every epoch and minibatch of a batch to the updater.
+        """Learns from every epoch and minibatch of a batch, by the updater.
 
         `progress` is the result of `progress_of` before the batch. It waits for results only where there is a
-        gate, or where the updater's `push` needs them. Call from the learner's thread.
+        gate, or where the updater needs them. Call from the learner's thread.
         """
         updater, run = self.updater, self._run if self._gate is None else self._gate.run
         updater.begin(progress)
-        state = updater.pull()
-        opened = self._open(frames, state.updates, self.key)
-        batch = run("prepare", self._prepare, state, frames, opened.prepare_key)
-        outputs: list[Output] = []
+        opened, batch = run("prepare", self._open, updater.pull(), frames, self.key)
+        found: list[Learned] = []
         for order_key, loss_key in opened.epochs:
             order = batch
             if self.agent.minibatches > 1:
                 order = run("shuffle", self._shuffle, batch, order_key)
             for index in range(self.agent.minibatches):
-                output, _ = run("minibatch", self._learn, order, loss_key, np.int32(index))
-                outputs.append(output)
-        metrics = [opened.metrics, *(output.metrics for output in outputs)]
-        return BatchResult(metrics, outputs[-1].priorities, opened.transitions)
+                learned, _ = run("minibatch", self._learn, order, loss_key, np.int32(index))
+                found.append(learned)
+        metrics = [opened.metrics, *(each.metrics for each in found)]
+        return BatchResult(metrics, found[-1].priorities, opened.transitions)
 
     def _run(self, name: str, program: Callable[..., Any], *operands: Any) -> Any:
         """Starts a program of an update, as `Gate.run` does where there is a gate."""
         del name
         return program(*operands)
 
-    def _learn(self, batch: Tree, key: Array, index: np.int32) -> tuple[Output, Array]:
-        """Pushes the gradient of a minibatch; returns its output, and a count that a gate may wait for."""
-        grads, output = self._gradient(self.updater.pull(), batch, key, index)
-        self.updater.push(grads, output)
-        return output, self.updater.state.updates
+    def _learn(self, batch: Tree, key: Array, index: np.int32) -> tuple[Learned, Array]:
+        """Learns from a minibatch; returns also a count that a gate may wait for."""
+        return self._step(batch, key, index), self.updater.state.updates
 
 
 class _Opened(NamedTuple):
@@ -184,15 +186,13 @@ class _Opened(NamedTuple):
 
     # The mean and the largest lag: the updates between choosing an action and learning from it. With replay
     # there are none.
-    metrics: dict[str, Array]
+    metrics: Metrics
     transitions: Array  # int32
-    prepare_key: Array
     epochs: list[tuple[Array, Array]]  # the keys of each one's order, and of its losses
 
 
 def _open(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _Opened:
-    """Derives the keys from the run's; all in one program, for small networks spend more on calls."""
-    prepare_key, key = jax.random.split(jax.random.fold_in(key, updates))
+    """Derives the keys of epochs, and counts."""
     keys = [tuple(jax.random.split(jax.random.fold_in(key, epoch))) for epoch in range(epochs)]
     rows = jax.tree.leaves(frames.action)[0].shape[0]
     transitions = count_transitions(frames.timesteps.first[-rows:])
@@ -200,7 +200,7 @@ def _open(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _
     for version in jax.tree.leaves(frames.params_version):
         lag = updates - version
         metrics = {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
-    return _Opened(metrics, transitions, prepare_key, keys)
+    return _Opened(Metrics.of(metrics), transitions, keys)
 
 
 def _prepare(
@@ -304,7 +304,7 @@ class LearnerLoop:
 
     @property
     def paused(self) -> bool:
-        """Whether the loop rests, and every push has its answer."""
+        """Whether the loop rests, and every gradient was applied, or has its answer."""
         return self._pausing.is_set() and self._paused.is_set()
 
     def _update(self, parts: list[FrameTrajectory]) -> None:

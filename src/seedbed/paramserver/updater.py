@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from seedbed.central.updater import Gradient, Learned, Step
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.leases import Lease, Tally
@@ -20,7 +21,7 @@ from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.run.update import require_finite_gradient
 from seedbed.streams.messages import Message
-from seedbed.types import LearnerState, Output, Tree
+from seedbed.types import Array, LearnerState, Output, Tree
 
 FIELDS = ("params", "auxiliary")
 """The fields of a learner state that a learner gets."""
@@ -178,10 +179,26 @@ class ShardedUpdater:
             self._refresh()
         return self._state
 
+    def compile(self, gradient: Gradient) -> Step:
+        """Returns what computes the gradient of a minibatch, and pushes it."""
+
+        def learned(*operands: Any) -> tuple[Tree, Output, Learned]:
+            grads, output = gradient(*operands)
+            return grads, output._replace(priorities=()), Learned.of(output)
+
+        program = jax.jit(learned)
+
+        def step(batch: Tree, key: Array, index: np.int32) -> Learned:
+            grads, output, learned = program(self.pull(), batch, key, index)
+            self.push(grads, output)
+            return learned
+
+        return step
+
     def push(self, grads: Tree, output: Output) -> None:
         """Sends each shard its part of a gradient, unless its loss is an outlier.
 
-        It waits for the answers to the push before, but not for the answers to this one. Raises
+        It waits for the answers to the push before, but not for those to this one. Raises
         TrainingDiverged if the gradient is not finite.
         """
         host = jax.tree.map(np.asarray, grads)

@@ -24,7 +24,7 @@ from seedbed.central.inference import ActOutput, Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.central.replaying import ReplayFeed, trajectory_of
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
-from seedbed.central.updater import LocalUpdater, Updater
+from seedbed.central.updater import Gradient, Learned, LocalUpdater, Step, Updater
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import usable_cores
 from seedbed.plan.costs import CallCost
@@ -37,8 +37,8 @@ from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory, stacked_spec
 from seedbed.types import (
     Agent,
+    Array,
     LearnerState,
-    Output,
     Timestep,
     Tree,
     bind,
@@ -165,13 +165,24 @@ class NoShards:
         """Returns the learner state without the optimizer's."""
         return self.state._replace(optimizer_state=())
 
-    def push(self, grads: Tree, output: Output) -> None:
-        """Waits for a gradient."""
-        del output
-        jax.tree.map(np.asarray, grads)
+    def compile(self, gradient: Gradient) -> Step:
+        """Returns what computes a gradient, and waits for it."""
+
+        def learned(*operands: Any) -> tuple[Tree, Learned]:
+            grads, output = gradient(*operands)
+            return grads, Learned.of(output)
+
+        program = jax.jit(learned)
+
+        def step(batch: Tree, key: Array, index: np.int32) -> Learned:
+            grads, learned = program(self.pull(), batch, key, index)
+            jax.tree.map(np.asarray, grads)
+            return learned
+
+        return step
 
     def settle(self) -> None:
-        """Returns at once: `push` has waited."""
+        """Returns at once: a step has waited."""
 
     def refresh(self, progress: np.float32) -> bool:
         """Returns False: nobody else changes the parameters."""
