@@ -277,13 +277,28 @@ def test_rewards_are_the_published_ones(rolled):
     np.testing.assert_array_equal(ours.timestep.terminated, theirs["fallen"])
 
 
+def test_a_robot_whose_sensor_is_turned_to_a_side_has_no_mirror(robot, tmp_path):
+    xml, path = Path(robot).read_text(), tmp_path / "robot.xml"
+
+    def has_mirror(sensor: str) -> bool:
+        path.write_text(
+            quadruped.straight(xml).replace('pos="-.016 0 -.006" euler="0 .1 0"', sensor)
+        )
+        return unit(Go1Joystick, str(path)).spec.mirror is not None
+
+    assert unit(Go1Joystick, robot).spec.mirror is None
+    assert has_mirror('pos="-.016 0 -.006" euler="0 .1 0"')
+    assert not has_mirror('pos="-.016 0 -.006" euler="0 0 .1"')
+    assert has_mirror('pos="-.016 -.066 -.006"'), "where it sits is not compared"
+    assert not has_mirror('pos="-.016 -.066 -.006" euler=".1 0 0"')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Go1Joystick, SpotJoystick])
 def test_a_step_in_the_mirror_shows_the_image_of_the_step(kind, robots, tmp_path):
     even = tmp_path / "even.xml"
     even.write_text(quadruped.straight(Path(robots[kind]).read_text()))
     task, rng = unit(kind, str(even)), np.random.default_rng(0)
-    assert unit(kind, robots[kind]).spec.mirror is None, "its sensor is turned to a side"
     model = task.compiled()
     feet = task.feet
     sides = sides_of(model, task.at_home, feet)

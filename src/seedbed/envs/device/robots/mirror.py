@@ -28,22 +28,17 @@ _NEAR = 0.02  # of the robot's size, within which places are the same
 # rad or m, by which the posture, and the axes of sensors, may differ from their images
 _BENT = 0.02
 _STRONGER = 0.05  # by which servos may differ from their images
-_FRAMED = [
-    getattr(mujoco.mjtSensor, f"mjSENS_{name}")
-    for name in (
-        "ACCELEROMETER",
-        "VELOCIMETER",
-        "GYRO",
-        "FRAMEPOS",
-        "FRAMEQUAT",
-        "FRAMEXAXIS",
-        "FRAMEYAXIS",
-        "FRAMEZAXIS",
-        "FRAMELINVEL",
-        "FRAMEANGVEL",
-        "FRAMELINACC",
-    )
-]
+
+
+def _numbers(*names: str) -> list[int]:
+    # `in` would not find NumPy's number of a sensor among the members of an enumeration.
+    return [getattr(mujoco.mjtSensor, f"mjSENS_{name}").value for name in names]
+
+
+# Sensors whose numbers are by axes of their own, and others that may have a reference whose axes count.
+_TURNED = _numbers("ACCELEROMETER", "VELOCIMETER", "GYRO", "FRAMEQUAT")
+_TURNED += _numbers("FRAMEXAXIS", "FRAMEYAXIS", "FRAMEZAXIS")
+_REFERRED = _numbers("FRAMEPOS", "FRAMELINVEL", "FRAMEANGVEL", "FRAMELINACC")
 
 
 class Sides(NamedTuple):
@@ -84,33 +79,33 @@ def mirror_of(task: SensedRobot) -> Mirror | None:
 
 
 def _straight(model: Any, qpos: np.ndarray, measured: set[int]) -> bool:
-    """Returns whether the frames of sensors are their own images: in the middle, and turned by pitch only.
+    """Returns whether the frames of sensors are their own images: turned by pitch only.
 
     These are the sensors that policies see, `measured`, and others of motion and attitude in the middle, as
-    critics may see them.
+    critics may see them. Where in the trunk a sensor sits is not compared.
     """
     data = _standing(model, qpos)
     near = _near(data)
     frames = {
-        mujoco.mjtObj.mjOBJ_SITE: (data.site_xpos, data.site_xmat),
-        mujoco.mjtObj.mjOBJ_GEOM: (data.geom_xpos, data.geom_xmat),
-        mujoco.mjtObj.mjOBJ_BODY: (data.xipos, data.ximat),
-        mujoco.mjtObj.mjOBJ_XBODY: (data.xpos, data.xmat),
+        mujoco.mjtObj.mjOBJ_SITE.value: (data.site_xpos, data.site_xmat),
+        mujoco.mjtObj.mjOBJ_GEOM.value: (data.geom_xpos, data.geom_xmat),
+        mujoco.mjtObj.mjOBJ_BODY.value: (data.xipos, data.ximat),
+        mujoco.mjtObj.mjOBJ_XBODY.value: (data.xpos, data.xmat),
     }
     across = np.array(_VECTOR.signs)
     for sensor in range(model.nsensor):
-        if model.sensor_type[sensor] not in _FRAMED:
+        found = [(model.sensor_reftype[sensor], model.sensor_refid[sensor])]
+        if model.sensor_type[sensor] in _TURNED:
+            found.append((model.sensor_objtype[sensor], model.sensor_objid[sensor]))
+        elif model.sensor_type[sensor] not in _REFERRED:
             continue
-        for kind, number in (
-            (model.sensor_objtype[sensor], model.sensor_objid[sensor]),
-            (model.sensor_reftype[sensor], model.sensor_refid[sensor]),
-        ):
+        for kind, number in found:
             if number < 0 or kind not in frames:
                 continue
             place, turn = (part[number] for part in frames[kind])
             turn, aside = turn.reshape(3, 3), abs(place[1]) > near
             turned = not np.allclose(across[:, None] * turn * across, turn, atol=_BENT)
-            if (turned and not aside) or (sensor in measured and aside):
+            if turned and (sensor in measured or not aside):
                 return False
     return True
 
