@@ -20,6 +20,7 @@ from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.robots.legged import Legged
 from seedbed.envs.device.robots.mirror import sides_of
 from seedbed.envs.device.robots.spot import SpotJoystick
 from seedbed.testing.checks import check_task
@@ -291,6 +292,15 @@ def test_a_robot_whose_sensor_is_turned_to_a_side_has_no_mirror(robot, tmp_path)
     assert not has_mirror('pos="-.016 0 -.006" euler="0 0 .1"')
     assert has_mirror('pos="-.016 -.066 -.006"'), "where it sits is not compared"
     assert not has_mirror('pos="-.016 -.066 -.006" euler=".1 0 0"')
+    assert Legged(xml_file=str(path)).spec.mirror is not None, "its task reads no sensor"
+
+
+def test_feet_are_not_seen_in_a_mirror_from_a_frame_that_is_turned(robots, tmp_path):
+    xml, path = quadruped.straight(Path(robots[SpotJoystick]).read_text()), tmp_path / "robot.xml"
+    for turn in ("0 .1 0", "0 0 .1"):
+        site = f'<site name="other" pos="0 0 0" euler="{turn}"/><site name="imu"'
+        path.write_text(xml.replace('<site name="imu"', site).replace('"imu"/>', '"other"/>', 1))
+        assert (unit(SpotJoystick, str(path)).spec.mirror is None) == (turn == "0 0 .1")
 
 
 @pytest.mark.slow

@@ -349,13 +349,20 @@ def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
     run = shards(Dqn(hidden_sizes=(8,)), 1)
     updater = run.learner(1, deviations=4.0)
     grads = jax.tree.map(jnp.zeros_like, noise(run.job.plan.gradient, 0))
+    # The batch is the gradient.
+    step, key = updater.compile(lambda state, batch, key, index: batch), jax.random.key(1)
+
+    def learn(loss):
+        metrics = {"loss/total": jnp.float32(loss), "other": jnp.float32(1)}
+        learned = step((grads, Output(metrics, jnp.float32(8))), key, np.int32(0))
+        assert learned.metrics.names == ("loss/total", "other")
+
     for number in range(150):
-        loss = 1.0 + 0.1 * (-1) ** number
-        updater.push(grads, Output({"loss/total": jnp.float32(loss)}, jnp.float32(8)))
+        learn(1.0 + 0.1 * (-1) ** number)
     assert updater.sent == 150
-    updater.push(grads, Output({"loss/total": jnp.float32(9.0)}, jnp.float32(8)))
+    learn(9.0)
     assert updater.sent == 150
-    updater.push(grads, Output({"loss/total": jnp.float32(1.05)}, jnp.float32(8)))
+    learn(1.05)
     assert updater.sent == 151
 
 

@@ -43,9 +43,8 @@ _SMALL = 1 << 18
 class BatchResult(NamedTuple):
     """The outcome of a batch."""
 
-    metrics: list[
-        Metrics
-    ]  # of the batch, which are the lag for unrolls, and then of each minibatch
+    # Those of the batch, which are the lag for unrolls, and then those of each minibatch.
+    metrics: list[Metrics]
     priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
     transitions: Array  # int32: those of the batch
 
@@ -60,7 +59,7 @@ def mean_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
 
 
 class Learner:
-    """The compiled gradients on one device, or data-parallel on several, also on those of other processes.
+    """The compiled updates on one device, or data-parallel on several, also on those of other processes.
 
     Each process has its part of a batch then, and all update at once. For one thread at a time, but for
     `assemble`.
@@ -78,7 +77,7 @@ class Learner:
         """Takes the agent, bound, and the run's key, from which each update derives its own.
 
         `gate` is that of the devices that act, too; without one, programs are started without waiting for
-        those before. Compiles nothing yet: the first update does.
+        those before. Nothing is compiled yet: the first update does that.
         """
         self.agent, self.updater, self._gate = agent, updater, gate
         self.devices = list(devices)
@@ -109,12 +108,12 @@ class Learner:
         compiled = jax.jit if len(self._own) == len(self.devices) else joined().jit
         self._shuffle, self._step = compiled(shuffle), updater.compile(gradient)
 
-        def begin(state: LearnerState, frames: FrameTrajectory, key: Array) -> tuple[_Opened, Tree]:
+        def opened(state: LearnerState, frames: FrameTrajectory, key: Array) -> tuple[_Begun, Tree]:
             prepare_key, key = jax.random.split(jax.random.fold_in(key, state.updates))
-            opened = _open(frames, state.updates, key, agent.epochs)
-            return opened, prepare(state, frames, prepare_key)
+            begun = _begin(frames, state.updates, key, agent.epochs)
+            return begun, prepare(state, frames, prepare_key)
 
-        self._open = compiled(begin, out_shardings=(NamedSharding(mesh, whole), None))
+        self._open = compiled(opened, out_shardings=(NamedSharding(mesh, whole), None))
         self._assemble = jax.jit(_assemble, out_shardings=SingleDeviceSharding(self._own[0]))
 
     def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
@@ -159,17 +158,17 @@ class Learner:
         """
         updater, run = self.updater, self._run if self._gate is None else self._gate.run
         updater.begin(progress)
-        opened, batch = run("prepare", self._open, updater.pull(), frames, self.key)
+        begun, batch = run("prepare", self._open, updater.pull(), frames, self.key)
         found: list[Learned] = []
-        for order_key, loss_key in opened.epochs:
+        for order_key, loss_key in begun.epochs:
             order = batch
             if self.agent.minibatches > 1:
                 order = run("shuffle", self._shuffle, batch, order_key)
             for index in range(self.agent.minibatches):
                 learned, _ = run("minibatch", self._learn, order, loss_key, np.int32(index))
                 found.append(learned)
-        metrics = [opened.metrics, *(each.metrics for each in found)]
-        return BatchResult(metrics, found[-1].priorities, opened.transitions)
+        metrics = [begun.metrics, *(each.metrics for each in found)]
+        return BatchResult(metrics, found[-1].priorities, begun.transitions)
 
     def _run(self, name: str, program: Callable[..., Any], *operands: Any) -> Any:
         """Starts a program of an update, as `Gate.run` does where there is a gate."""
@@ -181,7 +180,7 @@ class Learner:
         return self._step(batch, key, index), self.updater.state.updates
 
 
-class _Opened(NamedTuple):
+class _Begun(NamedTuple):
     """The numbers of a batch, and the keys of what is done with it."""
 
     # The mean and the largest lag: the updates between choosing an action and learning from it. With replay
@@ -191,7 +190,7 @@ class _Opened(NamedTuple):
     epochs: list[tuple[Array, Array]]  # the keys of each one's order, and of its losses
 
 
-def _open(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _Opened:
+def _begin(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _Begun:
     """Derives the keys of epochs, and counts."""
     keys = [tuple(jax.random.split(jax.random.fold_in(key, epoch))) for epoch in range(epochs)]
     rows = jax.tree.leaves(frames.action)[0].shape[0]
@@ -200,7 +199,7 @@ def _open(frames: FrameTrajectory, updates: Array, key: Array, epochs: int) -> _
     for version in jax.tree.leaves(frames.params_version):
         lag = updates - version
         metrics = {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
-    return _Opened(Metrics.of(metrics), transitions, keys)
+    return _Begun(Metrics.of(metrics), transitions, keys)
 
 
 def _prepare(

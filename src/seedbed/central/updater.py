@@ -102,9 +102,8 @@ class LocalUpdater:
         Every process that has some of the devices gives the same state.
         """
         self._whole = NamedSharding(Mesh(np.array(devices), (AXIS,)), P())
-        self._agent = agent
+        self._agent, self._progress = agent, np.float32(state.progress)
         self._state = jax.tree.map(lambda leaf: placed(jnp.copy(leaf), self._whole), state)
-        self._progress = np.float32(0)
 
     @property
     def state(self) -> LearnerState:
@@ -117,7 +116,7 @@ class LocalUpdater:
 
     def pull(self) -> LearnerState:
         """Returns the learner state without the optimizer's. For one thread at a time."""
-        # Programs take a number of the host at less cost than it takes to bring one to the device.
+        # On a CPU, programs take a number of the host at less cost than it takes to bring one to the device.
         return self._state._replace(optimizer_state=(), progress=self._progress)
 
     def compile(self, gradient: Gradient) -> Step:

@@ -109,7 +109,7 @@ class _Shard:
 
 
 class ShardedUpdater:
-    """The learner state as its shards have it: a `central.learning.Updater`. For one thread at a time.
+    """The learner state as its shards have it: a `central.updater.Updater`. For one thread at a time.
 
     Where a shard does not answer, every method waits until it does; it raises `caller.Stopped` if `stop`
     returns True meanwhile, and SeedbedError if a shard refuses this learner.
@@ -184,7 +184,8 @@ class ShardedUpdater:
 
         def learned(*operands: Any) -> tuple[Tree, Output, Learned]:
             grads, output = gradient(*operands)
-            return grads, output._replace(priorities=()), Learned.of(output)
+            loss = {name: output.metrics[name] for name in [LOSS] if name in output.metrics}
+            return grads, Output(loss, output.weight), Learned.of(output)
 
         program = jax.jit(learned)
 

@@ -79,21 +79,19 @@ def mirror_of(task: SensedRobot) -> Mirror | None:
 
 
 def _straight(model: Any, qpos: np.ndarray, measured: set[int]) -> bool:
-    """Returns whether the frames of sensors are their own images: turned by pitch only.
+    """Returns whether the frames of the sensors `measured` are their own images: turned by pitch only.
 
-    These are the sensors that policies see, `measured`, and others of motion and attitude in the middle, as
-    critics may see them. Where in the trunk a sensor sits is not compared.
+    Where in the trunk a sensor sits is not compared.
     """
     data = _standing(model, qpos)
-    near = _near(data)
     frames = {
-        mujoco.mjtObj.mjOBJ_SITE.value: (data.site_xpos, data.site_xmat),
-        mujoco.mjtObj.mjOBJ_GEOM.value: (data.geom_xpos, data.geom_xmat),
-        mujoco.mjtObj.mjOBJ_BODY.value: (data.xipos, data.ximat),
-        mujoco.mjtObj.mjOBJ_XBODY.value: (data.xpos, data.xmat),
+        mujoco.mjtObj.mjOBJ_SITE.value: data.site_xmat,
+        mujoco.mjtObj.mjOBJ_GEOM.value: data.geom_xmat,
+        mujoco.mjtObj.mjOBJ_BODY.value: data.ximat,
+        mujoco.mjtObj.mjOBJ_XBODY.value: data.xmat,
     }
     across = np.array(_VECTOR.signs)
-    for sensor in range(model.nsensor):
+    for sensor in measured:
         found = [(model.sensor_reftype[sensor], model.sensor_refid[sensor])]
         if model.sensor_type[sensor] in _TURNED:
             found.append((model.sensor_objtype[sensor], model.sensor_objid[sensor]))
@@ -102,10 +100,8 @@ def _straight(model: Any, qpos: np.ndarray, measured: set[int]) -> bool:
         for kind, number in found:
             if number < 0 or kind not in frames:
                 continue
-            place, turn = (part[number] for part in frames[kind])
-            turn, aside = turn.reshape(3, 3), abs(place[1]) > near
-            turned = not np.allclose(across[:, None] * turn * across, turn, atol=_BENT)
-            if turned and (sensor in measured or not aside):
+            turn = frames[kind][number].reshape(3, 3)
+            if not np.allclose(across[:, None] * turn * across, turn, atol=_BENT):
                 return False
     return True
 
