@@ -21,7 +21,7 @@ from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.specs import spec_of
 from seedbed.run.checking import check_agent, checked
-from seedbed.run.options import require_sizes
+from seedbed.run.sizes import require_sizes
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     ActorState,

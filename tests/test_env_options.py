@@ -17,7 +17,7 @@ from seedbed import cli
 from seedbed.agents.ppo import Ppo
 from seedbed.config import defaults, env_options, flags
 from seedbed.config.env_options import Words, with_env_options
-from seedbed.config.saved import saved_config
+from seedbed.config.saved import saved_config, to_json
 from seedbed.config.settle import Request, settle, with_options
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.host import registry
@@ -25,6 +25,7 @@ from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.envs.host.pickled import MAKE
 from seedbed.envs.host.pooled import EnvPoolEnv
 from seedbed.run.folder import RunFolder
+from seedbed.run.options import FusedConfig
 from seedbed.types import Box, SeedbedError
 
 HERE = "test_env_options"
@@ -233,6 +234,51 @@ def test_a_function_of_a_script_trains_and_its_run_plays(tmp_path: Path) -> None
     assert summary["evaluation/episode_return_mean"] == pytest.approx(
         2 * summary["evaluation/episode_length_mean"]
     )
+
+
+def saved(run: Path, request: Request, options: dict[str, Any], agent: dict[str, Any]) -> Any:
+    """Saves the configuration of a run that has not begun."""
+    config = settle(request, lambda found: with_options(found, options, agent)).config
+    folder = RunFolder.create(run)
+    folder.write_config(to_json(config))
+    folder.close()
+    return config
+
+
+def test_a_run_goes_on_with_its_options_and_a_mended_function(tmp_path: Path) -> None:
+    run, factor = tmp_path / "run", 2.0
+    begun = saved(
+        run,
+        Request(lambda reward=1.0: make_cartpole(reward), env={"reward": 2.0}),
+        {"steps": 500, "seed": 7},
+        {"learning_rate": 1e-5},
+    )
+    mended = Request(lambda reward=1.0: make_cartpole(factor * reward), run=run, resume=True)
+    again = settle(mended, lambda found: with_options(found, {"steps": 900}, {})).config
+    assert again.runtime.steps == 900 and again.runtime.seed == 7 and again.agent == begun.agent
+    kwargs, former = dict(again.env.kwargs), dict(begun.env.kwargs)  # type: ignore[union-attr]
+    assert kwargs["options"] == former["options"] == {"reward": 2.0}
+    assert kwargs["pickled"] != former["pickled"]
+    other = Request(None, run=run, resume=True, env={"reward": Words(("3",))})
+    changed = settle(other, lambda found: flags.override(found, ["--env.reward", "3"], False))
+    assert dict(changed.config.env.kwargs)["options"] == {"reward": 3}  # type: ignore[union-attr]
+    with pytest.raises(SeedbedError, match="the run trains .*, not GymEnv"):
+        settle(mended._replace(what=GymEnv("Pendulum-v1")), lambda found: found)
+
+
+def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    for option, own in (("envs", "batch"), ("unroll", "unroll")):
+        with pytest.raises(SeedbedError, match=f"{option} is 64, .* give --agent.{own}"):
+            configured("cartpole/ppo", f"--{option}", "64")
+    assert configured("half_cheetah/sac", "--envs", "64", "--unroll", "2").runtime.envs == 64
+    saved(tmp_path / "run", Request("cartpole/ppo"), {"seed": 3}, {})
+    again = ("--resume", "--run", str(tmp_path / "run"))
+    assert configured(*again).runtime.seed == 3
+    with pytest.raises(SeedbedError, match="seed is 5: .* began with, of seed 3; leave out"):
+        configured(*again, "--seed", "5")
+    for options in ({"seed": 1 << 32}, {"seed": (1 << 32) - 2, "seeds": 3}):
+        with pytest.raises(SeedbedError, match="seeds are below 4,294,967,296"):
+            FusedConfig(**options)
 
 
 def test_a_configuration_is_shown_with_where_each_value_comes_from(

@@ -21,7 +21,8 @@ from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
-from seedbed.run.options import CentralConfig, ParamServerConfig, require_sizes
+from seedbed.run.options import CentralConfig, ParamServerConfig
+from seedbed.run.sizes import require_sizes
 from seedbed.types import (
     Agent,
     ArraySpec,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import errno
 import json
@@ -7,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -14,21 +16,32 @@ import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write
 from seedbed.run import folder as run_folder_module
+from seedbed.run.bucket import run_path
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import Claim, list_steps, name_of
-from seedbed.run.folder import RunFolder, TakenOver, default_path
+from seedbed.run.folder import RunFolder, TakenOver, new_folder
 from seedbed.run.restoring import restore
 from seedbed.types import SeedbedError, StorageError
 
 
-def test_default_path():
+def test_every_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
     def now():
         return datetime.datetime(2025, 1, 31, 14, 25, 0)
 
-    assert str(default_path("pong/impala", now)) == "runs/pong-impala-20250131-142500"
-    assert str(default_path("ALE/Pong-v5/my.module:Agent", now)) == (
+    monkeypatch.chdir(tmp_path)
+    name = "runs/pong-impala-20250131-142500"
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: str(new_folder("pong/impala", now)), range(4)))
+    assert sorted(made) == [name, *(f"{name}-{number}" for number in (2, 3, 4))]
+    assert str(new_folder("ALE/Pong-v5/my.module:Agent", now)) == (
         "runs/ALE-Pong-v5-my.module-Agent-20250131-142500"
     )
+    RunFolder.create(Path(name)).close()
+
+
+def test_the_working_directory_may_be_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_path(".") == tmp_path and run_path("here") == Path("here")
 
 
 def test_create_write_resume(run_folder):

@@ -28,7 +28,7 @@ from seedbed.run import evaluation
 from seedbed.run.bucket import kept, name_of, run_path
 from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import CHECKPOINTS, RunFolder, default_path
+from seedbed.run.folder import CHECKPOINTS, RunFolder, new_folder
 from seedbed.run.forms import PlainForms
 from seedbed.run.programs import keep_programs
 from seedbed.run.signals import stopping_early
@@ -87,8 +87,9 @@ def train(
     A new run begins with the weights `start`, if given: the folder of another run, whose best checkpoint it
     takes, or of an exported policy, with the same spaces; `seedbed.Weights` has options for it.
 
-    With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
-    or environment, and the run keeps its saved configuration; a configuration replaces the saved one.
+    With `resume`, the run in the folder `run` continues, and keeps its saved configuration but for what is
+    given here. `what` may be None then; a name or an environment must be the run's own, a function may have
+    changed. A TrainConfig replaces the saved one.
     `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
     if "on_metrics" in options:
@@ -113,10 +114,11 @@ def train_settled(
         _tell(note)
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded = to_json(config)
-    path = request.run or default_path(config.name or "run")
     # A run that was killed before its first checkpoint begins again, with the same weights.
-    begun = request.resume and (path / CHECKPOINTS).is_dir() and list_steps(path / CHECKPOINTS)
+    checkpoints = (request.run or Path()) / CHECKPOINTS
+    begun = request.resume and checkpoints.is_dir() and list_steps(checkpoints)
     weights = None if begun else starting.loaded(config, request.trust, _tell)
+    path = request.run or new_folder(config.name or "run")
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
     keep_programs()

@@ -18,6 +18,7 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.printable import printable
 from seedbed.run import evaluation
+from seedbed.run.bucket import run_path
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig
@@ -59,7 +60,7 @@ def restore(
     about each damaged checkpoint, if the best checkpoint is not the newest, and if no member was evaluated
     there. Raises SeedbedError if the folder is not that of a run, or has no whole checkpoint.
     """
-    folder = RunFolder.read(Path(run))
+    folder = RunFolder.read(run_path(str(run)))
     config = saved_config(folder, trust)
     try:
         forms = forms_of(config.env)

@@ -19,7 +19,7 @@ from seedbed.config.settle import settle
 from seedbed.policy import evaluate, forms_of, frame_stack_of
 from seedbed.printable import pasted
 from seedbed.run.checkpoint import CheckpointWriter
-from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.folder import RunFolder, new_folder
 from seedbed.run.history import RunSegment
 from seedbed.run.options import FusedConfig
 from seedbed.run.runtime import Start
@@ -67,7 +67,7 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     config = settle(request, lambda found: flags.override(found, given.rest, False)).config
     require_number(config.runtime, "a clone has none yet")
     options = CloningOptions(own.updates, own.batch, own.learning_rate, config.runtime.seed)
-    run = request.run or default_path(f"clone-{config.name}")
+    run = request.run or new_folder(f"clone-{config.name}")
     # Either signal ends the command, and the folder that it has begun is removed.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -19,6 +19,7 @@ from seedbed.config.env_options import IDENTITY, told, without_words, words_of, 
 from seedbed.config.saved import ENV_BOUND
 from seedbed.config.settle import Request, in_runtime
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.pickled import is_pickled
 from seedbed.envs.host.pooled import PREFIX
 from seedbed.envs.host.registry import code_of
 from seedbed.nearest import nearest
@@ -102,6 +103,8 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
     With `show_help`, prints help and raises SystemExit. Raises UsageError for options that it cannot use.
     """
     kwargs = dict(getattr(config.env, "kwargs", ()))
+    if is_pickled(config.env):
+        kwargs = dict(kwargs.get("options", {}))
     arguments = [_plain_name(token) for token in without_words(arguments, kwargs)]
     known = dict(_known_options(config))
     arguments = _whole_numbers(arguments, known)

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import gymnasium
+
 from seedbed.arguments import refusal, require, require_fields
 from seedbed.config import scaling
 from seedbed.config.configuration import RUNTIMES, TrainConfig
@@ -23,6 +25,7 @@ from seedbed.envs.host.pickled import is_pickled
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.run.bucket import is_address
 from seedbed.run.encoding import BOUND, plain_tuple
+from seedbed.run.options import FusedConfig
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
 
@@ -64,6 +67,12 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
         )
     plain, begun = _begun(request)
     config = _fitted(change(begun))
+    seeded = isinstance(config.runtime, FusedConfig) and not isinstance(request.what, TrainConfig)
+    if request.resume and seeded and config.runtime.seed != begun.runtime.seed:
+        raise SeedbedError(
+            f"seed is {config.runtime.seed}: the run goes on with the random numbers that it began with, of "
+            f"seed {begun.runtime.seed}; leave out --seed"
+        )
     start = request.start or config.start
     if start is None and request.resume and isinstance(request.what, TrainConfig):
         start = saved_start(Path(request.run or ""))
@@ -89,19 +98,45 @@ def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
     if isinstance(what, TrainConfig):
         config = _checked(what, request)
         return None, dataclasses.replace(config, env=with_env_options(config.env, request.env))
-    if request.resume and isinstance(what, str | None):
+    if request.resume:
         if request.runtime is not None:
             raise UsageError("a run keeps its runtime: leave out --runtime (in Python runtime)")
-        config = resumed(Path(request.run or ""), what, request.agent, request.trust)
-        return None, dataclasses.replace(config, env=with_env_options(config.env, request.env))
-    named: Any = what
-    if not isinstance(what, str):
-        named = what if _is_options(what) else registry.configured(what)
-        _require_env("what", named)
+        named = what if isinstance(what, str | None) else None
+        config = resumed(Path(request.run or ""), named, request.agent, request.trust)
+        env = config.env if isinstance(what, str | None) else _again(config.env, what)
+        return None, dataclasses.replace(config, env=with_env_options(env, request.env))
+    named = what if isinstance(what, str) else _env_of(what)
     plain = train_config(named, request.agent, request.env)
     if request.runtime is not None:
         plain = in_runtime(plain, request.runtime)
     return plain, scaling.for_this_device(plain)
+
+
+def _env_of(what: Any) -> Any:
+    """Returns the configuration of an environment that is given as one, or as what makes environments."""
+    return _require_env("what", what if _is_options(what) else registry.configured(what))
+
+
+def _again(saved: Any, what: Any) -> Any:
+    """Returns the environment of a run that goes on, of which `what` makes another one like it.
+
+    What is no configuration of its own has the run's options. Raises SeedbedError if it is another
+    environment.
+    """
+    given: Any = _env_of(what)
+    name = dataclasses.fields(given)[0].name  # of what it is: id, game, factory
+    same = is_on_device(given) or getattr(given, name) == getattr(saved, name, None)
+    if type(given) is not type(saved) or not same:
+        raise SeedbedError(
+            f"the run trains {saved}, not {given}: name no environment to go on with it (in Python None), or "
+            "another folder for a new run"
+        )
+    if _is_options(what) or isinstance(what, gymnasium.Env):
+        return given
+    kwargs = dict(saved.kwargs)
+    if is_pickled(given):  # the function may have been mended since
+        kwargs |= dict(given.kwargs)
+    return dataclasses.replace(saved, kwargs=kwargs)
 
 
 # Options that mean another thing in each runtime that has them.

@@ -27,7 +27,8 @@ from seedbed.fused.playing import Play, compile_play
 from seedbed.run.checking import checked
 from seedbed.run.devices import choose_shared_devices
 from seedbed.run.group import Group, placed
-from seedbed.run.options import FusedConfig, require_sizes
+from seedbed.run.options import FusedConfig
+from seedbed.run.sizes import require_sizes
 from seedbed.run.update import AXIS, progress_of
 from seedbed.types import (
     Agent,

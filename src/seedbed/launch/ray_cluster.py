@@ -19,7 +19,7 @@ from seedbed.exit_status import TemporaryError
 from seedbed.launch.cluster import Change, options_for, say
 from seedbed.named import require_packages
 from seedbed.printable import printable
-from seedbed.run.folder import CONFIG, RunFolder, default_path
+from seedbed.run.folder import CONFIG, RunFolder, new_folder
 from seedbed.streams.beside import Beside
 from seedbed.types import SeedbedError, UsageError
 
@@ -41,7 +41,7 @@ def train(
     wanted = _count(given.cluster or "")
     require_packages("--cluster ray", "ray", "ray")
     request, rest = given.request, given.rest
-    folder = request.run or default_path(str(request.what or "run"))
+    folder = request.run or new_folder(str(request.what or "run"))
     if RunFolder(folder).is_training():
         raise TemporaryError(
             f"another process trains into {printable(folder)}: wait for it, stop it, or name another folder"

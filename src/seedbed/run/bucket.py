@@ -56,7 +56,9 @@ def run_path(where: str) -> Path:
     Raises SeedbedError if the bucket refuses.
     """
     if not is_address(where):
-        return Path(where)
+        path = Path(where)
+        # What is beside the working directory has no name with ".".
+        return path if path.name else path.absolute()
     folder = folder_of(where)
     try:
         cache.prepared(folder.parent)

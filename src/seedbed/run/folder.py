@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
@@ -53,14 +54,27 @@ class TakenOver(SeedbedError):
     """Raised when another learner has the run now: this one writes nothing any more."""
 
 
-def default_path(preset: str, now: Callable[[], datetime.datetime] | None = None) -> Path:
-    """Returns a path for a new run, such as `runs/pong-impala-20250131-142500`; makes nothing.
+def new_folder(preset: str, now: Callable[[], datetime.datetime] | None = None) -> Path:
+    """Makes an empty folder for a new run, such as `runs/pong-impala-20250131-142500`; returns its path.
 
-    The path is relative to the working directory. `now` returns the time; None means the local clock.
+    Of runs that begin in the same second, others end in -2, -3 and so on. The path is relative to the working
+    directory. `now` returns the time; None means the local clock. Raises SeedbedError if it cannot be made.
     """
     moment = (now or datetime.datetime.now)()
     name = "".join(c if c.isalnum() or c in "._" else "-" for c in preset).strip("-")
-    return Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}"
+    for number in itertools.count(1):
+        more = f"-{number}" if number > 1 else ""
+        path = Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}{more}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            # Others must not be able to write what a later start would import: run/trust.py.
+            path.mkdir(0o755)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return path
+    raise AssertionError("numbers do not end")
 
 
 class RunFolder:

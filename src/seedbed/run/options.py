@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from seedbed.arguments import at_least, require_fields, require_seed
 from seedbed.machine import require_linux, usable_cores
-from seedbed.run.sizes import AUTO, require_batch, require_plannable, require_sizes, require_unrolls
+from seedbed.run import sizes
 from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
@@ -74,7 +74,7 @@ class RuntimeConfig:
         Raises SeedbedError if the agent cannot learn in this runtime, or if sizes do not fit one another or
         the agent; it names the option to change.
         """
-        require_sizes(agent)
+        sizes.require_sizes(agent)
         return self
 
     def require_platform(self) -> None:
@@ -139,7 +139,7 @@ class CentralConfig(_HostConfig):
                 f"learners is {self.learners}, each with own actors: leave out --listen"
             )
         at_least("envs_per_actor", self.envs_per_actor, 0)
-        at_least("actors", 0 if self.actors == AUTO else self.actors, 0)
+        at_least("actors", 0 if self.actors == sizes.AUTO else self.actors, 0)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
         address = listening_address(self.listen) if self.listen else None
@@ -158,17 +158,17 @@ class CentralConfig(_HostConfig):
     @property
     def local_actors(self) -> int:
         """The actor processes of a fitted run on this machine."""
-        assert self.actors != AUTO, "it is chosen before the run begins"
+        assert self.actors != sizes.AUTO, "it is chosen before the run begins"
         return self.actors
 
     def fitted(self, agent: Agent) -> Self:
         """Returns a copy in which sizes that were 0 have been chosen; auto stays, for `plan/sizing.py`."""
-        if self.actors == AUTO:
-            require_plannable(agent, self.learners == 1 and not self.listen)
+        if self.actors == sizes.AUTO:
+            sizes.require_plannable(agent, self.learners == 1 and not self.listen)
             fitted = dataclasses.replace(self, actors=0).fitted(agent)
-            return dataclasses.replace(fitted, actors=AUTO)
-        require_sizes(agent)
-        require_unrolls(agent)
+            return dataclasses.replace(fitted, actors=sizes.AUTO)
+        sizes.require_sizes(agent)
+        sizes.require_unrolls(agent)
         experience = on_policy(agent)
         synchronous = experience is not None and experience.synchronous
         if synchronous and self.listen:
@@ -185,17 +185,13 @@ class CentralConfig(_HostConfig):
         _require_groups(envs)
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
         devices = len(self.learner_devices)
-        require_batch(agent, envs // GROUPS, config.groups, devices, self.learners)
+        sizes.require_batch(agent, envs // GROUPS, config.groups, devices, self.learners)
         if config.groups < len(self.inference_devices):
             raise SeedbedError(
                 f"{len(self.inference_devices)} inference devices for the {config.groups} groups of "
                 f"{actors} actors: name fewer with --inference-devices, or raise --actors"
             )
         return config
-
-
-MOST_SEEDS = 10_000
-"""The most seeds of a population."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +233,12 @@ class FusedConfig(RuntimeConfig):
         # Reading this raises SeedbedError if `sweep` has a wrong form.
         self.variations  # noqa: B018
 
+    def fitted(self, agent: Agent) -> Self:
+        """Returns itself; raises SeedbedError if sizes do not fit, or are of no use to the agent."""
+        sizes.require_sizes(agent)
+        sizes.require_of_use(agent, FusedConfig, envs=self.envs, unroll=self.unroll)
+        return self
+
     @property
     def variations(self) -> tuple[dict[str, float], ...]:
         """For each member of the population, the agent's options (name: value) that `sweep` sets.
@@ -244,8 +246,7 @@ class FusedConfig(RuntimeConfig):
         Has a member for every value and seed, the seeds of the first value first. Raises SeedbedError if
         `sweep` has a wrong form.
         """
-        if not 1 <= self.seeds <= MOST_SEEDS:
-            raise SeedbedError(f"seeds is {self.seeds}: it must be 1 to {MOST_SEEDS:,}")
+        sizes.require_seeds(self.seed, self.seeds)
         if not self.sweep:
             return ({},) * self.seeds
         name, equals, values = self.sweep.partition("=")
@@ -342,8 +343,8 @@ class ParamServerConfig(_HostConfig):
 
     def fitted(self, agent: Agent) -> Self:
         """Returns itself; raises SeedbedError if the agent cannot learn here, or sizes do not fit."""
-        require_sizes(agent)
-        require_unrolls(agent)
+        sizes.require_sizes(agent)
+        sizes.require_unrolls(agent)
         unrolls = on_policy(agent)
         if unrolls is not None and unrolls.synchronous:
             raise SeedbedError(
@@ -356,7 +357,7 @@ class ParamServerConfig(_HostConfig):
                 "pushes of several learners would mix: give --agent.epochs 1 --agent.minibatches 1, or train "
                 "it with --runtime central"
             )
-        require_batch(agent, self.group_size, self.groups, 1)
+        sizes.require_batch(agent, self.group_size, self.groups, 1)
         return self
 
 

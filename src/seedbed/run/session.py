@@ -136,9 +136,9 @@ class Session:
             )
         )
         failure: BaseException | None = None
-        runtime.start()
         self._rules = StoppingRules(runtime)
         self._tell("on_start", self.run.path)
+        runtime.start()
         self._log_line, self._view_line = Interval(runtime), Interval(runtime)
         try:
             self._loop()
@@ -147,8 +147,7 @@ class Session:
             failure = error
         finally:
             runtime.stop()
-        # The threads must have ended in any case.
-        ended = runtime.join()
+        ended = runtime.join()  # the threads must have ended in any case
         self._tell_notices()
         if failure := failure or ended:
             # A run could not go on from a state that has diverged.
@@ -356,7 +355,9 @@ class Session:
         evaluation = self._evaluation
         if evaluation is None:
             return None
+        begun = time.monotonic()
         evaluation.wait(give_up)
+        self._leave_out(time.monotonic() - begun)
         self._collect_evaluation()
         return evaluation.failure
 

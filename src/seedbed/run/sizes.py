@@ -14,6 +14,8 @@ from seedbed.types import (
     plays_episodes,
 )
 
+MOST_SEEDS = 10_000
+"""The most seeds of a population."""
 AUTO: Literal["auto"] = "auto"
 """The number of actors that `plan/sizing.py` chooses."""
 
@@ -70,6 +72,27 @@ def _experience(agent: Agent) -> OnPolicy | Replay:
             f"{type(agent).__name__}.experience failed: {type(error).__name__}: {error}; it is read before "
             "`spec` is filled in"
         ) from error
+
+
+def require_of_use(agent: Agent, options: type, **sizes: int) -> None:
+    """Raises SeedbedError if an agent without replay has sizes of replay unlike those of `options`."""
+    for name, given in sizes.items():
+        if given != getattr(options, name) and on_policy(agent) is not None:
+            own = "batch" if name == "envs" else name
+            raise SeedbedError(
+                f"{name} is {given}, which is for agents that learn from replay: {type(agent).__name__} has "
+                f"one environment for each unroll of a batch; give --agent.{own}"
+            )
+
+
+def require_seeds(seed: int, seeds: int) -> None:
+    """Raises SeedbedError if a population cannot have so many seeds, or if its programs cannot hold them."""
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise SeedbedError(f"seeds is {seeds}: it must be 1 to {MOST_SEEDS:,}")
+    if seed + seeds > 1 << 32:
+        raise SeedbedError(
+            f"seed is {seed} and seeds {seeds}: in the fused runtime, seeds are below {1 << 32:,}"
+        )
 
 
 def require_plannable(agent: Agent, alone: bool) -> None:

@@ -238,7 +238,7 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
                 job.process.wait()
     if interruption.come():
         return ExitStatus.STOPPED, "stopped and saved; go on with the same command"
-    return ExitStatus.FINISHED, _best(study, page)
+    return ExitStatus.FINISHED if study.best() else ExitStatus.FAILED, _best(study, page)
 
 
 def _look(study: Study, job: _Job, every: int) -> None:

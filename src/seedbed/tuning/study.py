@@ -182,10 +182,10 @@ class Study:
         self._mine.discard(trial.number)
         trial.release()
         ended = self.trials(*ENDED)
-        if len(ended) == 3 and all(record.state.name == "FAIL" for record in ended):
+        if len(ended) >= 3 and all(record.state.name == "FAIL" for record in ended):
             raise SeedbedError(
-                f"the first three trials failed, the last with: {ended[-1].user_attrs.get('reason')} (more "
-                f"in {printable(self.folder)}/trials)"
+                f"the first {len(ended)} trials failed, the last with: "
+                f"{ended[-1].user_attrs.get('reason')} (more in {printable(self.folder)}/trials)"
             )
 
     def best(self) -> Any | None:

@@ -45,6 +45,15 @@ def evaluate(
     """
     # Check the path now: the user sees an error before JAX takes time to load.
     RunFolder.read(given.run)
+    if given.html is not None or given.video is not None:
+        from seedbed.viewer.recording import require_writable
+        from seedbed.viewer.video import find_ffmpeg
+
+        for path, suffix in ((given.html, ".html"), (given.video, ".mp4")):
+            if path is not None:
+                require_writable(path, suffix)
+        if given.video is not None:
+            find_ffmpeg()
     result = play(
         given.run,
         episodes=given.episodes,

@@ -241,6 +241,16 @@ def _smooth(path: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
     return np.stack(columns, axis=1)
 
 
+def require_writable(path: Path, suffix: str) -> None:
+    """Raises SeedbedError if `path` does not end in `suffix`, is a folder, or is in none."""
+    if path.suffix.lower() != suffix:
+        raise SeedbedError(f"cannot write {path}: its name must end in {suffix}")
+    if path.is_dir():
+        raise SeedbedError(f"cannot write {path}: it is a folder")
+    if not path.absolute().parent.is_dir():
+        raise SeedbedError(f"cannot write {path}: there is no folder {path.parent}")
+
+
 @contextlib.contextmanager
 def written_whole(path: str | Path, suffix: str) -> Iterator[Path]:
     """Yields a temporary path next to `path`; renames it to `path` on success and removes it otherwise.
@@ -248,10 +258,7 @@ def written_whole(path: str | Path, suffix: str) -> Iterator[Path]:
     Raises SeedbedError if `path` does not end in `suffix`, is a folder, or cannot be written.
     """
     path = Path(path)
-    if path.suffix.lower() != suffix:
-        raise SeedbedError(f"cannot write {path}: its name must end in {suffix}")
-    if path.is_dir():
-        raise SeedbedError(f"cannot write {path}: it is a folder")
+    require_writable(path, suffix)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
     try:
         partial.touch()
