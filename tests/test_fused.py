@@ -649,6 +649,19 @@ def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, 
     assert not run_folder.exists()
 
 
+def test_a_killed_run_does_not_forget_its_last_evaluation(run_folder):
+    first = train(run_folder, CartPole(), steps=128)
+    file, found = run_folder / "metrics.jsonl", {}
+    # As if it had been killed before the line that tells it: that is the last one.
+    kept = [x for x in file.read_text().splitlines(True) if "evaluation/env_steps" not in x]
+    file.write_text("".join(kept))
+    train(run_folder, CartPole(), steps=3000, resume=True)
+    for line in map(json.loads, file.read_text().splitlines()):
+        if "evaluation/env_steps" in line:
+            found[line["evaluation/env_steps"]] = line["evaluation/episode_return_mean"]
+    assert found[first["env_steps"]] == first["evaluation/episode_return_mean"] and len(found) == 2
+
+
 @pytest.mark.slow
 def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder):
     summary = train(run_folder, CartPole(), steps=1, seed=3)

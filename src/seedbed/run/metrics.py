@@ -10,7 +10,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,13 @@ def plain_value(value: Any) -> Any:
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def evaluated(metrics: Mapping[str, Any] | None, step: int) -> dict[str, Any]:
+    """Returns the part of a line that tells of an evaluation of this step; {} if there was none."""
+    if metrics is None:
+        return {}
+    return {f"evaluation/{k}": v for k, v in metrics.items()} | {"evaluation/env_steps": step}
 
 
 def _repair(path: Path, resume_at: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from seedbed.run.metrics import plain_value
 from seedbed.types import LearnerState, SeedbedError, Tree
 
 
@@ -133,6 +134,12 @@ class Score(NamedTuple):
     text: str  # the result in words, as in "1.5 +- 0.5 (8 episodes)"
     metrics: dict[str, Any]
     metadata: dict[str, Any]  # what the checkpoint keeps besides, as JSON
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """All that its checkpoint keeps, as JSON types: a run that was killed has no line that tells it."""
+        told = {name: plain_value(value) for name, value in self.metrics.items()}
+        return self.metadata | {"evaluation": told}
 
 
 class Evaluation(Protocol):

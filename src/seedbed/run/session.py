@@ -24,7 +24,7 @@ from seedbed.run.interval import Interval
 from seedbed.run.lines import last_wall_s
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock
-from seedbed.run.metrics import MetricsLog, processes_rss
+from seedbed.run.metrics import MetricsLog, evaluated, processes_rss
 from seedbed.run.restoring import restore
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
@@ -93,6 +93,7 @@ class Session:
             return None
         step, arrays, metadata = restore(folder, template(), self.view.message)
         self.start = Start.read(metadata)
+        self._evaluated = evaluated(metadata.get("evaluation"), step)
         self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
         return arrays, metadata
 
@@ -328,7 +329,7 @@ class Session:
             self.view.message(f"{error}; training goes on")
 
     def _write(self, snapshot: Snapshot, score: Score | None) -> None:
-        metadata = snapshot.metadata | (score.metadata if score else {})
+        metadata = snapshot.metadata | (score.kept if score else {})
         value = score.value if score else None
         try:
             self._writer.save(snapshot.step, snapshot.arrays, metadata, value)
@@ -392,8 +393,7 @@ class Session:
         score = evaluation.score
         self._rules.take_score(snapshot.step, score)
         if score is not None:
-            self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()}
-            self._evaluated["evaluation/env_steps"] = snapshot.step
+            self._evaluated = evaluated(score.metrics, snapshot.step)
             self._judged = (snapshot.step, snapshot.updates)
             self.view.message(f"evaluation {at}: return {score.text}")
             self._tell("on_evaluation", snapshot.step, dict(score.metrics))
