@@ -649,6 +649,7 @@ def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, 
     assert not run_folder.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_does_not_forget_its_last_evaluation(run_folder):
     first = train(run_folder, CartPole(), steps=128)
     file, found = run_folder / "metrics.jsonl", {}
