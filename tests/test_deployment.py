@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +34,7 @@ from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
+DOG = Path(__file__).parents[1] / "examples" / "dog.xml"
 KINDS = {
     "go1": lambda path: Go1Joystick(xml_file=path, noise_level=0.0, solver_iterations=0),
     "late": lambda path: Go1Joystick(
@@ -172,6 +176,37 @@ def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
         Robot(bare_of, told)
     with pytest.raises(SeedbedError, match=r"bare\.xml lacks gyro, which the policy needs"):
         Robot(bare, told)
+
+
+def test_a_robot_of_a_file_is_seen_in_the_order_of_its_actuators(tmp_path):
+    """Its servos are in no order of joints, one joint has none, and the trunk is not body 1."""
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(DOG.read_text()))
+    task = Legged(xml_file=str(path), noise_level=0.0, push_speed=0.0)
+    told = metadata(deployment(task))
+    robot, rng = Robot(path, told), np.random.default_rng(0)
+    assert told["joint_names"].split(",")[:2] == ["RR_knee", "RR_pitch"] and task.trunk == 2
+    robot.data.qpos[7:], robot.data.qvel[:] = rng.normal(size=13), rng.normal(size=19)
+    now: Any = SimpleNamespace(qpos=jnp.asarray(robot.data.qpos), qvel=jnp.asarray(robot.data.qvel))
+    ours = np.concatenate([part for part, _ in task.measured(now)])
+    np.testing.assert_allclose(robot.see(np.zeros(3))[:33], ours, atol=1e-5)
+    seen, action = task.spec.mirror.observation["state"], task.spec.mirror.action
+    assert [place - 9 for place in seen.order[9:21]] == list(action.order)
+    assert seen.signs[9:21] == seen.signs[21:33] == seen.signs[33:45] == action.signs
+    force = rng.normal(size=12)
+    acting: Any = SimpleNamespace(qvel=now.qvel, actuator_force=force)
+    powers = robot.data.qvel[robot.dofs] * force
+    np.testing.assert_allclose(task.powers(acting), powers, rtol=1e-5)
+
+
+def test_a_robot_of_a_task_has_its_servos_in_the_order_of_its_joints(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(quadruped.xml()))
+    with pytest.raises(SeedbedError, match="joint of actuator 0 is RL_calf, and not FR_hip: give"):
+        Go1Joystick(xml_file=str(path)).spec  # noqa: B018
+    path.write_text(re.sub('<position joint="RL_calf"[^>]*>', "", quadruped.xml()))
+    with pytest.raises(SeedbedError, match="joint of actuator 11 is none, and not RL_calf"):
+        Go1Joystick(xml_file=str(path)).spec  # noqa: B018
 
 
 def test_a_robot_of_a_file_stands_in_the_first_keyframe(tmp_path):

@@ -152,6 +152,29 @@ def test_what_cannot_walk_is_refused(tmp_path, old, new, words):
         Legged(xml_file=str(path))
 
 
+def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text().replace('kp="40"', 'kp="3"'))
+    with pytest.raises(SeedbedError, match=r"not stand in .*: it.*stiffer servos \(--env.kp\)"):
+        Legged(xml_file=str(path))
+    assert Legged(xml_file=str(path), kp=40.0).feet
+    with pytest.raises(SeedbedError, match="does not stand"):
+        Legged(xml_file=str(DOG), kp=3.0)
+
+
+def test_a_file_that_was_edited_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text())
+    masses = [np.sum(Legged(xml_file="./robot.xml").physics_model().body_mass)]
+    path.write_text(DOG.read_text().replace('mass="4.5"', 'mass="4.75"'))
+    masses += [np.sum(Legged(xml_file="./robot.xml").physics_model().body_mass)]
+    assert masses[1] - masses[0] == pytest.approx(0.25)
+    path.write_text(DOG.read_text().replace('type="box"', 'type="ellipsoid"'))
+    with pytest.raises(SeedbedError, match=r"robot\.xml: .*ellipsoid"):
+        Legged(xml_file="./robot.xml").physics_model()
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(SeedbedError, match=r"there is no MJCF file .*none.xml"):
         train_config(str(tmp_path / "none.xml"))

@@ -150,7 +150,7 @@ class Op3Joystick(RestingCommands):
         low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
         joints = now.qpos[7:]
         out = (joints < low).any() | (joints > high).any()
-        return out | (self.up(now)[2] < 0.85) | (now.xpos[1, 2] < _LOWEST)
+        return out | (self.up(now)[2] < 0.85) | (now.xpos[self.trunk, 2] < _LOWEST)
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array

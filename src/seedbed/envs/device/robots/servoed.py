@@ -19,7 +19,7 @@ import numpy as np
 from seedbed import physics
 from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
-from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
+from seedbed.envs.device.robots.edits import Edits, Version, compiled_with, model_with
 from seedbed.envs.device.robots.ride import Scales
 from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.spaces import PRIVILEGED
@@ -93,7 +93,8 @@ class ServoedTask(MujocoTask, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        return model_with(self.model_path, self.integrator, self.edits, self.solver_iterations)
+        file = Version.of(self.model_path)
+        return model_with(file, self.integrator, self.edits, self.solver_iterations)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
