@@ -125,9 +125,8 @@ def disordered(xml: str) -> str:
     head = head.replace(
         '<site name="imu" pos="0 0 .02"/>', '<site name="imu" pos="0 0 .02"/>' + wag
     )
-    head = head.replace(
-        '<body name="trunk"', '<body name="rock" pos="0 0 -9"/>\n<body name="trunk"'
-    )
+    rock = '<body name="rock"><geom size="1" pos="0 0 9" mass="99"/></body>'
+    head = head.replace('<body name="trunk"', f'{rock}<body name="trunk"')
     return f"{head}<actuator>{chr(10).join(reversed(each))}</actuator>{tail}"
 
 

@@ -34,6 +34,7 @@ class Standing(NamedTuple):
     servos: np.ndarray  # [nu] where in qpos each actuator's joint is
     dofs: np.ndarray  # [nu] and where in qvel
     feet: tuple[int, ...]  # bodies
+    ground: float  # m, the mean height of where they touch it
     soles: np.ndarray  # [n, 3] where in its body's frame each foot touches the ground, m
     timestep: float  # s, of the physics
 
@@ -85,7 +86,7 @@ class Legged(JoystickTask):
     @property
     def clearance(self) -> float:  # type: ignore[override]
         """Returns how high a foot should swing, in m."""
-        return float(_CLEARANCE * self._stands.qpos[2])
+        return float(_CLEARANCE * self._height(self._stands.qpos[2]))
 
     @property
     def home(self) -> str:  # type: ignore[override]
@@ -138,7 +139,7 @@ class Legged(JoystickTask):
         seen = kept.seen
         return [
             self.observe(now),
-            now.qpos[2:3],
+            self._height(now.qpos[2:3]),
             now.actuator_force,
             seen.contact.astype(jnp.float32),
             self.foot_velocities(now).ravel(),
@@ -162,7 +163,8 @@ class Legged(JoystickTask):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by 60 degrees or is at half its height."""
-        return (self.up(now)[2] < 0.5) | (now.qpos[2] < 0.5 * self._stands.qpos[2])
+        low = self._height(now.qpos[2]) < 0.5 * self._height(self._stands.qpos[2])
+        return (self.up(now)[2] < 0.5) | low
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
@@ -197,7 +199,7 @@ class Legged(JoystickTask):
 
     def heights(self, now: physics.Data) -> jax.Array:
         """Returns how high the feet are above where they stand [n], in m."""
-        return self._places(now)[:, 2]
+        return self._height(self._places(now)[:, 2])
 
     def foot_velocities(self, now: physics.Data) -> jax.Array:
         """Returns the velocities of the feet [n, 3] in the world, in m/s."""
@@ -206,6 +208,10 @@ class Legged(JoystickTask):
             self._places(now) - now.subtree_com[self.physics_model().body_rootid[self.trunk]][None]
         )
         return spins[:, 3:] + jnp.cross(spins[:, :3], from_centre)
+
+    def _height(self, z: Any) -> Any:
+        """Returns how high places are above the ground on which the robot stands, in m."""
+        return z - self._stands.ground
 
     def _bent(self, now: physics.Data) -> jax.Array:
         """Returns how far the servos' joints, in the order of actions, are from the posture [nu], in rad."""
@@ -245,11 +251,12 @@ def _standing(file: Version, edits: Edits) -> Standing:
         mujoco.mj_step(model, data)
     trunk, points = int(model.jnt_bodyid[0]), _touched(model, data)
     up = data.xmat[trunk].reshape(3, 3)[2, 2]
-    sinks = data.qpos[2] < 0.7 * height
+    ground = float(np.mean([at[2] for at in points.values()] or [0.0]))
+    sinks = data.qpos[2] - ground < 0.7 * (height - ground)
     if up < 0.8 or sinks or len(points) < 2 or trunk in model.body_weldid[[*points]]:
         how = f"it touches the ground with {len(points)} bodies, or with its trunk"
         if sinks:
-            how = f"its trunk sinks from {height:.2f} to {data.qpos[2]:.2f} m"
+            how = f"its trunk sinks from {height - ground:.2f} to {data.qpos[2] - ground:.2f} m"
         if up < 0.8:
             how = f"it leans ({up:.2f} of upright)"
         raise SeedbedError(
@@ -260,7 +267,8 @@ def _standing(file: Version, edits: Edits) -> Standing:
     soles = np.array(
         [data.xmat[i].reshape(3, 3).T @ (at - data.xpos[i]) for i, at in points.items()]
     )
-    return Standing(standing, servos, dofs, tuple(points), soles, float(model.opt.timestep))
+    timestep = float(model.opt.timestep)
+    return Standing(standing, servos, dofs, tuple(points), ground, soles, timestep)
 
 
 def _servos(model: Any, path: Path) -> np.ndarray:
@@ -269,11 +277,19 @@ def _servos(model: Any, path: Path) -> np.ndarray:
     affine = model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     servos = joints & affine & (model.actuator_gainprm[:, 0] > 0)
     servos &= np.isclose(model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 1])
+    servos &= model.actuator_dyntype == mujoco.mjtDyn.mjDYN_NONE
     if not model.nu or not servos.all():
         names = [model.actuator(i).name or str(i) for i in np.flatnonzero(~servos)]
         raise SeedbedError(
             f"{path}: the actuators {', '.join(names[:4]) or 'are missing, which'} are no position servos of "
-            "joints: give each joint a <position>, or write a task (docs/train-your-robot.md)"
+            "joints, without an activation (timeconst, <intvelocity>): give each joint a <position>, or "
+            "write a task (docs/train-your-robot.md)"
+        )
+    for i in np.flatnonzero(model.actuator_gear[:, 0] != 1):
+        raise SeedbedError(
+            f"{path}: the servo {model.actuator(i).name or i} has the gear {model.actuator_gear[i, 0]:g}, by "
+            "which its targets are no positions of its joint: give it the gear 1, kp and kv times the gear "
+            "squared, and where the gear is negative turn the joint's axis around"
         )
     return np.asarray(model.actuator_trnid[:, 0])
 
