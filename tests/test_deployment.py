@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +25,15 @@ from seedbed import api, cli, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
+from seedbed.envs.device.changes import delay, scale_reward
+from seedbed.envs.device.randomisation import Scale, randomise
 from seedbed.envs.device.robots.deployment import deployment, metadata
 from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.legged import Legged
 from seedbed.envs.device.robots.spot import SpotJoystick
+from seedbed.envs.device.wrappers import time_limit
 from seedbed.exporting import driving
+from seedbed.exporting.command import _robot
 from seedbed.exporting.driving import Robot
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError
@@ -197,6 +202,28 @@ def test_a_robot_of_a_file_is_seen_in_the_order_of_its_actuators(tmp_path):
     acting: Any = SimpleNamespace(qvel=now.qvel, actuator_force=force)
     powers = robot.data.qvel[robot.dofs] * force
     np.testing.assert_allclose(task.powers(acting), powers, rtol=1e-5)
+
+
+def test_a_robot_in_wrappers_is_described_unless_they_change_what_it_sees(scenes):
+    task, said = Go1Joystick(xml_file=str(scenes["go1"])), []
+    heavier = scale_reward(randomise(task, Scale("body_mass", 0.9, 1.1)), 2.0)
+    assert _robot(heavier, said.append) == deployment(task) and not said
+    late = time_limit(delay(heavier, observation=1), 10)
+    assert _robot(late, said.append) is None
+    assert said == [
+        "the file does not say how it drives a robot: Delay may change what the policy sees, or its actions"
+    ]
+    assert _robot(resolve_env("CartPole-v1"), said.append) is None
+    assert len(said) == 1
+
+
+def test_the_example_damps_as_training_does(tmp_path):
+    """The dog's servos have a damping of their own, and its joints another."""
+    task = Legged(xml_file=str(DOG), kd=0.3)
+    example: Any = runpy.run_path(str(DOG.parent / "drive_robot.py"))
+    robot, trained = example["Robot"](str(DOG), metadata(deployment(task))), task.compiled()
+    np.testing.assert_allclose(robot.model.actuator_biasprm, trained.actuator_biasprm)
+    np.testing.assert_allclose(robot.model.dof_damping, trained.dof_damping, atol=1e-7)
 
 
 def test_a_robot_of_a_task_has_its_servos_in_the_order_of_its_joints(tmp_path):

@@ -152,6 +152,11 @@ def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, ca
             'kp="35" gear="2"',
             "the servo 0 has the gear 2, by .*: give it the gear 1, kp and",
         ),
+        (
+            '<body name="RL_calf"',
+            "<body",
+            "body 13, a foot, which RL_thigh carries, has no name: give",
+        ),
         ("</worldbody>", "<worldbody>", "no model that MuJoCo compiles"),
     ],
 )

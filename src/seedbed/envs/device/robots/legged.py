@@ -251,6 +251,13 @@ def _standing(file: Version, edits: Edits) -> Standing:
         mujoco.mj_step(model, data)
     trunk, points = int(model.jnt_bodyid[0]), _touched(model, data)
     up = data.xmat[trunk].reshape(3, 3)[2, 2]
+    for foot in points:
+        if not model.body(foot).name:
+            parent = model.body(model.body_parentid[foot]).name
+            raise SeedbedError(
+                f"{path}: body {foot}, a foot, which {parent or 'another without a name'} carries, has no "
+                "name: give it one"
+            )
     ground = float(np.mean([at[2] for at in points.values()] or [0.0]))
     sinks = data.qpos[2] - ground < 0.7 * (height - ground)
     if up < 0.8 or sinks or len(points) < 2 or trunk in model.body_weldid[[*points]]:

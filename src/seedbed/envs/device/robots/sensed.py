@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.robots.servoed import ServoedTask
+from seedbed.envs.device.robots.servoed import ServoedTask, limits
 from seedbed.physics import tendons
 from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.types import Array, SeedbedError
@@ -155,9 +155,11 @@ class SensedRobot(ServoedTask, abc.ABC):
 
     def beyond_limits(self, joints: Array) -> jax.Array:
         """Returns how far joints [nq - 7] are outside of `soft_range` of their ranges, in rad in all."""
-        low, high = np.asarray(self.physics_model().jnt_range[1:], np.float32).T
-        middle, half = (low + high) / 2, self.soft_range * (high - low) / 2
-        return jnp.maximum(jnp.abs(joints - middle) - half, 0.0).sum()
+        model = self.physics_model()
+        ranges = model.jnt_range[1:]
+        spared = (1 - self.soft_range) / 2 * np.diff(ranges, axis=1) * [1, -1]
+        low, high = limits(model.jnt_limited[1:], ranges + spared).T
+        return jnp.maximum(jnp.maximum(low - joints, joints - high), 0.0).sum()
 
     @property
     def trunk(self) -> int:

@@ -26,6 +26,12 @@ from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, SeedbedError, Tree
 
 
+def limits(limited: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+    """Returns the bounds of `ranges` [n, 2] as float32, which are infinite where there is no limit."""
+    bounds = np.where(limited[:, None] != 0, ranges, [-np.inf, np.inf])
+    return bounds.astype(np.float32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServoedTask(MujocoTask, abc.ABC):
     """A base of the tasks in which actions move the targets of joints' servos."""
@@ -120,8 +126,13 @@ class ServoedTask(MujocoTask, abc.ABC):
         targets = self.centre(kept) + self.action_scale * action
         if not self.bounded_targets:
             return targets
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
-        return jnp.clip(targets, low, high)
+        return jnp.clip(targets, *self.target_bounds.T)
+
+    @property
+    def target_bounds(self) -> np.ndarray:
+        """Returns the bounds [nu, 2] of the servos' targets, in rad."""
+        model = self.physics_model()
+        return limits(model.actuator_ctrllimited, model.actuator_ctrlrange)
 
     def observe(self, now: physics.Data) -> Array:
         """Returns what the robot measures, without noise."""
