@@ -60,6 +60,20 @@ def settled(task: Legged) -> tuple[Any, Any]:
     return heights[0], contacts[0]
 
 
+def test_episodes_open_with_the_feet_on_the_ground(dog):
+    """In the posture they are 7 to 9 mm in it, as the weight bends the joints."""
+    compiled, depths = dog.compiled(), []
+    for qpos in (dog.opening, dog.at_home):
+        data: Any = mujoco.MjData(compiled)
+        data.qpos[:] = qpos
+        mujoco.mj_forward(compiled, data)
+        depths.append(min(contact.dist for contact in data.contact))
+    assert -0.002 < depths[0] < 0 and depths[1] < -0.005
+    qpos, _ = jax.jit(dog.initial)(jax.random.key(0))
+    np.testing.assert_array_equal(qpos[7:], dog.opening[7:])
+    np.testing.assert_array_equal(dog.opening[:2], 0.0)
+
+
 def test_velocities_are_mujocos(dog):
     """Of the trunk in its frame and in the world, and of the feet, against MuJoCo's own."""
     model, rng = dog.physics_model(), np.random.default_rng(0)

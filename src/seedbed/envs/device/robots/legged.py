@@ -30,7 +30,8 @@ _CLEARANCE = 0.27  # of the height at which the trunk stands
 class Standing(NamedTuple):
     """How a robot stands on its feet."""
 
-    qpos: np.ndarray  # [nq]
+    qpos: np.ndarray  # [nq] the posture, and the trunk where it comes to rest in it
+    settled: np.ndarray  # [nq] the same, with the joints as its weight bends them
     servos: np.ndarray  # [nu] where in qpos each actuator's joint is
     dofs: np.ndarray  # [nu] and where in qvel
     feet: tuple[int, ...]  # bodies
@@ -98,6 +99,11 @@ class Legged(JoystickTask):
     def at_home(self) -> np.ndarray:
         """Returns qpos [nq] in which the robot stands."""
         return self._stands.qpos.astype(np.float32)
+
+    @property
+    def opening(self) -> np.ndarray:
+        """Returns qpos [nq] in which it has come to rest: in the posture its feet are in the ground."""
+        return self._stands.settled.astype(np.float32)
 
     @property
     def rest(self) -> np.ndarray:
@@ -270,12 +276,13 @@ def _standing(file: Version, edits: Edits) -> Standing:
             f"{path}: the robot does not stand in its posture for a second: {how}; give the file a first "
             "keyframe in which it stands, or stiffer servos (--env.kp)"
         )
-    standing = np.array([0.0, 0.0, data.qpos[2], *data.qpos[3:7], *pose[7:]])
+    settled = np.array([0.0, 0.0, *data.qpos[2:]])
+    standing = np.array([*settled[:7], *pose[7:]])
     soles = np.array(
         [data.xmat[i].reshape(3, 3).T @ (at - data.xpos[i]) for i, at in points.items()]
     )
     timestep = float(model.opt.timestep)
-    return Standing(standing, servos, dofs, tuple(points), ground, soles, timestep)
+    return Standing(standing, settled, servos, dofs, tuple(points), ground, soles, timestep)
 
 
 def _servos(model: Any, path: Path) -> np.ndarray:

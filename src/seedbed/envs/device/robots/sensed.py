@@ -128,6 +128,11 @@ class SensedRobot(ServoedTask, abc.ABC):
         """Returns the targets [nu] in rad from which the first action of an episode moves the servos."""
         return self.rest
 
+    @property
+    def opening(self) -> np.ndarray:
+        """Returns qpos [nq] about which episodes open."""
+        return self.at_home
+
     def at_rest(self) -> tuple[Array, Array]:
         """Returns qpos [nq] of the posture, and qvel [nv] at rest."""
         return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
@@ -138,8 +143,8 @@ class SensedRobot(ServoedTask, abc.ABC):
         at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
         half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
         turn = jnp.stack([jnp.cos(half), 0.0, 0.0, jnp.sin(half)])
-        turned = quat_mul(turn, self.at_home[3:7])
-        qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
+        turned = quat_mul(turn, self.opening[3:7])
+        qpos = jnp.asarray(self.opening).at[:2].add(at).at[3:7].set(turned)
         qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
         still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
         return qpos, jnp.concatenate([qvel, still])
