@@ -60,7 +60,7 @@ def compiled_with(path: Path, edits: Edits) -> Any:
     for one, two in itertools.combinations(apart, 2):
         spec.add_exclude(bodyname1=one, bodyname2=two)
     if tiles is not None:
-        lay(spec, tiles, path)
+        lay(spec, tiles, str(path))
     try:
         model = spec.compile()
     except ValueError as error:
