@@ -22,9 +22,10 @@ class Robot:
         joints = [self.model.joint(name) for name in told["joint_names"].split(",")]
         self.places = [joint.qposadr[0] for joint in joints]
         self.dofs = [joint.dofadr[0] for joint in joints]
-        self.kp, self.kd = np.array(json.loads(told["kp"])), np.array(json.loads(told["kd"]))
-        self.model.actuator_gainprm[:, 0], self.model.actuator_biasprm[:, 1] = self.kp, -self.kp
-        self.model.dof_damping[self.dofs] = self.kd
+        kp, kd = np.array(json.loads(told["kp"])), np.array(json.loads(told["kd"]))
+        servos = np.array(told["servo_damping"].split(","), float)  # their part of kd
+        self.model.actuator_gainprm[:, 0], self.model.actuator_biasprm[:, 1] = kp, -kp
+        self.model.actuator_biasprm[:, 2], self.model.dof_damping[self.dofs] = -servos, kd - servos
         mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
 
     def joints(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _PLACES = ((0.19, -0.05), (0.19, 0.05), (-0.19, -0.05), (-0.19, 0.05))
 GO1 = ("FR", "FL", "RR", "RL")
 """What Go1's legs are called."""
@@ -104,6 +106,28 @@ def xml(home: str = "home", names: tuple[str, ...] = GO1, touch: str = "") -> st
   </sensor>
   <keyframe><key name="{home}" qpos="{pose}"/></keyframe>
 </mujoco>"""
+
+
+def disordered(xml: str) -> str:
+    """Returns the MJCF of a robot without keyframes, as in `examples/dog.xml`, less orderly.
+
+    Its actuators are in the reverse order, its trunk carries a tail without a servo, and is body 2 of the
+    file.
+    """
+    head, rest = xml.split("<actuator>")
+    servos, tail = rest.split("</actuator>")
+    each = re.findall("<position[^>]*>", servos)
+    wag = """
+      <body name="tail" pos="-.2 0 0">
+        <joint name="wag" axis="0 0 1" damping=".1"/>
+        <geom type="sphere" size=".02" mass=".05" contype="0" conaffinity="0"/>
+      </body>"""
+    head = head.replace(
+        '<site name="imu" pos="0 0 .02"/>', '<site name="imu" pos="0 0 .02"/>' + wag
+    )
+    rock = '<body name="rock"><geom size="1" pos="0 0 9" mass="99"/></body>'
+    head = head.replace('<body name="trunk"', f'{rock}<body name="trunk"')
+    return f"{head}<actuator>{chr(10).join(reversed(each))}</actuator>{tail}"
 
 
 def straight(xml: str) -> str:

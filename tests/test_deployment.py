@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +25,21 @@ from seedbed import api, cli, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
+from seedbed.envs.device.changes import delay, scale_reward
+from seedbed.envs.device.randomisation import Scale, randomise
 from seedbed.envs.device.robots.deployment import deployment, metadata
 from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.legged import Legged
 from seedbed.envs.device.robots.spot import SpotJoystick
+from seedbed.envs.device.wrappers import time_limit
 from seedbed.exporting import driving
+from seedbed.exporting.command import _robot
 from seedbed.exporting.driving import Robot
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
+DOG = Path(__file__).parents[1] / "examples" / "dog.xml"
 KINDS = {
     "go1": lambda path: Go1Joystick(xml_file=path, noise_level=0.0, solver_iterations=0),
     "late": lambda path: Go1Joystick(
@@ -172,6 +181,59 @@ def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
         Robot(bare_of, told)
     with pytest.raises(SeedbedError, match=r"bare\.xml lacks gyro, which the policy needs"):
         Robot(bare, told)
+
+
+def test_a_robot_of_a_file_is_seen_in_the_order_of_its_actuators(tmp_path):
+    """Its servos are in no order of joints, one joint has none, and the trunk is not body 1."""
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(DOG.read_text()))
+    task = Legged(xml_file=str(path), noise_level=0.0, push_speed=0.0)
+    told = metadata(deployment(task))
+    robot, rng = Robot(path, told), np.random.default_rng(0)
+    assert told["joint_names"].split(",")[:2] == ["RR_knee", "RR_pitch"] and task.trunk == 2
+    robot.data.qpos[7:], robot.data.qvel[:] = rng.normal(size=13), rng.normal(size=19)
+    now: Any = SimpleNamespace(qpos=jnp.asarray(robot.data.qpos), qvel=jnp.asarray(robot.data.qvel))
+    ours = np.concatenate([part for part, _ in task.measured(now)])
+    np.testing.assert_allclose(robot.see(np.zeros(3))[:33], ours, atol=1e-5)
+    seen, action = task.spec.mirror.observation["state"], task.spec.mirror.action
+    assert [place - 9 for place in seen.order[9:21]] == list(action.order)
+    assert seen.signs[9:21] == seen.signs[21:33] == seen.signs[33:45] == action.signs
+    force = rng.normal(size=12)
+    acting: Any = SimpleNamespace(qvel=now.qvel, actuator_force=force)
+    powers = robot.data.qvel[robot.dofs] * force
+    np.testing.assert_allclose(task.powers(acting), powers, rtol=1e-5)
+
+
+def test_a_robot_in_wrappers_is_described_unless_they_change_what_it_sees(scenes):
+    task, said = Go1Joystick(xml_file=str(scenes["go1"])), []
+    heavier = scale_reward(randomise(task, Scale("body_mass", 0.9, 1.1)), 2.0)
+    assert _robot(heavier, said.append) == deployment(task) and not said
+    late = time_limit(delay(heavier, observation=1), 10)
+    assert _robot(late, said.append) is None
+    assert said == [
+        "the file does not say how it drives a robot: Delay may change what the policy sees, or its actions"
+    ]
+    assert _robot(resolve_env("CartPole-v1"), said.append) is None
+    assert len(said) == 1
+
+
+def test_the_example_damps_as_training_does(tmp_path):
+    """The dog's servos have a damping of their own, and its joints another."""
+    task = Legged(xml_file=str(DOG), kd=0.3)
+    example: Any = runpy.run_path(str(DOG.parent / "drive_robot.py"))
+    robot, trained = example["Robot"](str(DOG), metadata(deployment(task))), task.compiled()
+    np.testing.assert_allclose(robot.model.actuator_biasprm, trained.actuator_biasprm)
+    np.testing.assert_allclose(robot.model.dof_damping, trained.dof_damping, atol=1e-7)
+
+
+def test_a_robot_of_a_task_has_its_servos_in_the_order_of_its_joints(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(quadruped.xml()))
+    with pytest.raises(SeedbedError, match="joint of actuator 0 is RL_calf, and not FR_hip: give"):
+        Go1Joystick(xml_file=str(path)).spec  # noqa: B018
+    path.write_text(re.sub('<position joint="RL_calf"[^>]*>', "", quadruped.xml()))
+    with pytest.raises(SeedbedError, match="joint of actuator 11 is none, and not RL_calf"):
+        Go1Joystick(xml_file=str(path)).spec  # noqa: B018
 
 
 def test_a_robot_of_a_file_stands_in_the_first_keyframe(tmp_path):

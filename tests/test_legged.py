@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -59,6 +60,20 @@ def settled(task: Legged) -> tuple[Any, Any]:
     return heights[0], contacts[0]
 
 
+def test_episodes_open_with_the_feet_on_the_ground(dog):
+    """In the posture they are 7 to 9 mm in it, as the weight bends the joints."""
+    compiled, depths = dog.compiled(), []
+    for qpos in (dog.opening, dog.at_home):
+        data: Any = mujoco.MjData(compiled)
+        data.qpos[:] = qpos
+        mujoco.mj_forward(compiled, data)
+        depths.append(min(contact.dist for contact in data.contact))
+    assert -0.002 < depths[0] < 0 and depths[1] < -0.005
+    qpos, _ = jax.jit(dog.initial)(jax.random.key(0))
+    np.testing.assert_array_equal(qpos[7:], dog.opening[7:])
+    np.testing.assert_array_equal(dog.opening[:2], 0.0)
+
+
 def test_velocities_are_mujocos(dog):
     """Of the trunk in its frame and in the world, and of the feet, against MuJoCo's own."""
     model, rng = dog.physics_model(), np.random.default_rng(0)
@@ -90,7 +105,7 @@ def test_velocities_are_mujocos(dog):
         at = data.xpos[body] + data.xmat[body].reshape(3, 3) @ dog._stands.soles[i]
         mujoco.mj_jac(compiled, data, jacobian, None, at, body)
         np.testing.assert_allclose(feet[i], jacobian @ data.qvel, atol=1e-4)
-        np.testing.assert_allclose(heights[i], at[2], atol=1e-5)
+        np.testing.assert_allclose(heights[i], at[2] - dog._stands.ground, atol=1e-5)
 
 
 def test_actions_move_the_servos_about_the_posture(dog):
@@ -136,7 +151,26 @@ def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, ca
             'mass="900"',
             "does not stand in its posture for a second: its trunk sinks from",
         ),
-        ("<position joint", "<velocity joint", "are no position servos of joints: give each joint"),
+        (
+            "<position joint",
+            "<velocity joint",
+            "are no position servos of joints, .*: give each joint",
+        ),
+        (
+            'kp="35"',
+            'kp="35" timeconst=".1"',
+            "are no position servos of joints, without an activation",
+        ),
+        (
+            'kp="35"',
+            'kp="35" gear="2"',
+            "the servo 0 has the gear 2, by .*: give it the gear 1, kp and",
+        ),
+        (
+            '<body name="RL_calf"',
+            "<body",
+            "body 13, a foot, which RL_thigh carries, has no name: give",
+        ),
         ("</worldbody>", "<worldbody>", "no model that MuJoCo compiles"),
     ],
 )
@@ -150,6 +184,50 @@ def test_what_cannot_walk_is_refused(tmp_path, old, new, words):
     path.write_text(text.replace(old, new))
     with pytest.raises(SeedbedError, match=words):
         Legged(xml_file=str(path))
+
+
+def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text().replace('kp="40"', 'kp="3"'))
+    with pytest.raises(SeedbedError, match=r"not stand in .*: it.*stiffer servos \(--env.kp\)"):
+        Legged(xml_file=str(path))
+    assert Legged(xml_file=str(path), kp=40.0).feet
+    with pytest.raises(SeedbedError, match="does not stand"):
+        Legged(xml_file=str(DOG), kp=3.0)
+
+
+def test_a_file_that_was_edited_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text())
+    masses = [np.sum(Legged(xml_file="./robot.xml").physics_model().body_mass)]
+    path.write_text(DOG.read_text().replace('mass="4.5"', 'mass="4.75"'))
+    masses += [np.sum(Legged(xml_file="./robot.xml").physics_model().body_mass)]
+    assert masses[1] - masses[0] == pytest.approx(0.25)
+    path.write_text(DOG.read_text().replace('type="box"', 'type="ellipsoid"'))
+    with pytest.raises(SeedbedError, match=r"robot\.xml: .*ellipsoid"):
+        Legged(xml_file="./robot.xml").physics_model()
+
+
+def test_heights_are_above_the_ground_and_pushes_by_the_robots_own_mass(dog, tmp_path):
+    """A floor in a body of its own, 2 m up, and a rock of 99 kg in the scene."""
+    floor = '<geom name="floor" type="plane" size="20 20 .1" contype="1" conaffinity="0"/>'
+    text = quadruped.disordered(DOG.read_text()).replace('pos="0 0 .27"', 'pos="0 0 2.27"')
+    path = tmp_path / "robot.xml"
+    path.write_text(text.replace(floor, f'<body pos="0 0 2">{floor}</body>'))
+    task = Legged(xml_file=str(path), noise_level=0.0)
+    assert set(task.feet) == set(FEET) and task._stands.ground == pytest.approx(2.0, abs=0.005)
+    assert task.clearance == pytest.approx(dog.clearance, rel=0.01)
+
+    def fallen(height: float) -> Any:
+        now: Any = SimpleNamespace(qpos=jnp.array([0, 0, height, 1.0, 0, 0, 0]))
+        return task.fallen(now)
+
+    assert fallen(2.12) and not fallen(2.15)
+    push: Any = SimpleNamespace(force=lambda mass, dt: mass)
+    tail = 0.05
+    masses = [each.force(push) for each in (task, dataclasses.replace(dog, push_speed=1.0))]
+    assert masses[0] == pytest.approx(masses[1] + tail)
 
 
 def test_a_missing_file_is_named(tmp_path):

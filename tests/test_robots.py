@@ -488,6 +488,22 @@ def test_servos_have_the_gains_of_the_task(robot):
     np.testing.assert_allclose(model.dof_damping[6:], 0.7)
 
 
+def test_joints_and_servos_without_limits_may_go_anywhere(robot, tmp_path):
+    """A range that a file does not have is 0 0 in MuJoCo's model."""
+    free = tmp_path / "free.xml"
+    text = Path(robot).read_text().replace('range="-2.8 -.9"', 'range="-2.8 -.9" limited="false"')
+    free.write_text(text.replace('inheritrange="1"', ""))
+    tasks = [Go1Joystick(xml_file=str(each)) for each in (robot, free)]
+    far = jnp.full(12, 9.0)
+    beyond = [float(task.beyond_limits(far)) for task in tasks]
+    ranges = np.array([[-0.86, 0.86], [-0.7, 4.5], [-2.8, -0.9]])
+    kept = 9 - ranges[:, 1] + 0.025 * (ranges[:, 1] - ranges[:, 0])
+    np.testing.assert_allclose(beyond, [4 * kept.sum(), 4 * kept[:2].sum()], rtol=1e-5)
+    assert (
+        np.isfinite(tasks[0].target_bounds).all() and not np.isfinite(tasks[1].target_bounds).any()
+    )
+
+
 def test_wrong_options_are_named(robot, tmp_path):
     for options, words in (
         ({"action_latency": 2}, "action_latency is 2; give 0 or 1"),

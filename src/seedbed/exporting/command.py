@@ -19,6 +19,7 @@ from seedbed.config.saved import saved_config
 from seedbed.envs.device.robots.deployment import deployment, metadata
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.sensed import SensedRobot
+from seedbed.envs.device.wrappers import changing, innermost
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exporting import card, driving
 from seedbed.exporting.check import require_equal
@@ -87,9 +88,7 @@ def export(
     trained = restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
-    env: Any = trained.env
-    is_robot = isinstance(env, SensedRobot) and bool(env.sights) and env.action_moves != "motion"
-    robot = deployment(env) if is_robot else None
+    robot = _robot(trained.env, warn)
     graph = build(policy, metadata(robot) if robot else {})
     if graph.single:
         warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
@@ -126,6 +125,20 @@ def export(
     files[CONTRACT] = (strict_json.dumps(contract, indent=2) + "\n").encode()
     _write(folder, files)
     return contract
+
+
+def _robot(env: Any, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    """Returns how a policy drives its robot; None, and calls `warn`, if a wrapper hides that."""
+    task = innermost(env)
+    if not isinstance(task, SensedRobot) or not task.sights or task.action_moves == "motion":
+        return None
+    if hiding := changing(env):
+        warn(
+            f"the file does not say how it drives a robot: {', '.join(hiding)} may change what the policy "
+            "sees, or its actions"
+        )
+        return None
+    return deployment(task)
 
 
 def _arrays(policy: Policy, graph: PolicyGraph) -> dict[str, Any]:
@@ -238,10 +251,16 @@ def scene_of(run: Path, scene: str, trust: bool) -> Path:
 
     Raises SeedbedError if the run drives no robot, or the scene lacks what its policy needs.
     """
-    env: Any = saved_config(RunFolder.read(run), trust).env
+    wrapped: Any = saved_config(RunFolder.read(run), trust).env
+    env: Any = innermost(wrapped)
     if not isinstance(env, JoystickTask) or not env.sights:
         raise SeedbedError(
             f"{printable(run)} drives no robot: --robot is for tasks with a joystick"
+        )
+    if hiding := changing(wrapped):
+        raise SeedbedError(
+            f"{printable(run)} drives no robot: {', '.join(hiding)} may change what its policy sees, or its "
+            "actions; export it without --robot"
         )
     path = Path(scene) if scene else env.model_path
     driving.Robot(path, metadata(deployment(env)))

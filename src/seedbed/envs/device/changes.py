@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,7 @@ class _ScaleReward(Wrapper):
     """The wrapper of `scale_reward`."""
 
     factor: float
+    shows_the_task: ClassVar[bool] = True
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
         reward = child.timestep.reward * jnp.float32(self.factor)

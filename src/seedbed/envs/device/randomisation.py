@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +161,7 @@ class _Randomise(Wrapper):
 
     draws: tuple[Scale | Offset, ...]
     soft: bool  # no contact can be harder than float32 resolves, which is faster
+    shows_the_task: ClassVar[bool] = True
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
         key, drawing = jax.random.split(key)

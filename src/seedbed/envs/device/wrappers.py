@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,8 @@ class Wrapper:
     """A base class for wrappers; on its own it changes nothing."""
 
     env: Environment
+    shows_the_task: ClassVar[bool] = False
+    """Whether observations and actions are surely the child's own: a policy then suits the child, too."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -177,6 +180,7 @@ class _TimeLimit(Wrapper):
     """The wrapper of `time_limit`; its state is the number of steps in the episode, int32."""
 
     steps: int
+    shows_the_task: ClassVar[bool] = True
 
     @property
     def episode_steps(self) -> int:
@@ -196,6 +200,8 @@ class _TimeLimit(Wrapper):
 @dataclasses.dataclass(frozen=True)
 class _AutoReset(Wrapper):
     """The wrapper of `auto_reset`; its state is the key from which the next episode is drawn."""
+
+    shows_the_task: ClassVar[bool] = True
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
         key, opening = jax.random.split(key)
@@ -222,6 +228,16 @@ def innermost(env: Environment) -> Environment:
     return env
 
 
+def changing(env: Environment) -> list[str]:
+    """Returns the names of the wrappers that may change observations or actions, the outermost first."""
+    found: list[str] = []
+    while isinstance(env, Wrapper):
+        if not env.shows_the_task:
+            found.append(type(env).__name__.removeprefix("_"))
+        env = env.env
+    return found
+
+
 def _task_name(env: Environment) -> str:
     return type(innermost(env)).__name__
 
@@ -229,6 +245,8 @@ def _task_name(env: Environment) -> str:
 @dataclasses.dataclass(frozen=True)
 class _EpisodeStatistics(Wrapper):
     """The wrapper of `episode_statistics`; it keeps its sums in the metrics and has no other state."""
+
+    shows_the_task: ClassVar[bool] = True
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         child, own = unwrapped(state)

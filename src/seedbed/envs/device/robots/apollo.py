@@ -115,7 +115,7 @@ class ApolloJoystick(Humanoid, PiecemealCommands):
             "orientation": squares(self.up(now)[:2]),
             "torques": jnp.abs(force).sum(),
             "action_rate": squares(action - ride.action),
-            "energy": jnp.abs(now.qvel[6:] * force / strongest).sum(),
+            "energy": jnp.abs(self.powers(now) / strongest).sum(),
             "feet_phase": ride.memory.kept_by(self.heights(now), self.clearance),
             "alive": 1.0 - down,
             "termination": down,

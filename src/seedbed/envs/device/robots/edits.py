@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +32,39 @@ class Edits(NamedTuple):
     )
 
 
-def compiled_with(path: Any, edits: Edits) -> Any:
+class Version(NamedTuple):
+    """A file as it is now: what is kept of it is not that of the file before it was edited."""
+
+    path: Path  # absolute: the working directory may change
+    mtime_ns: int
+    size: int  # bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Version:
+        """Returns the version of a file that exists. Files that it includes are not looked at."""
+        found = path.stat()
+        return cls(path.absolute(), found.st_mtime_ns, found.st_size)
+
+
+def compiled_with(path: Path, edits: Edits) -> Any:
     """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
 
+    Raises SeedbedError, which names the file, if MuJoCo does not compile it.
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
-    spec = mujoco.MjSpec.from_file(str(path))
+    try:
+        spec = mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise _uncompiled(path, error) from error
     kp, kd, critical, apart, tiles, motor_hz = edits
     for one, two in itertools.combinations(apart, 2):
         spec.add_exclude(bodyname1=one, bodyname2=two)
     if tiles is not None:
-        lay(spec, tiles, path)
-    model = spec.compile()
+        lay(spec, tiles, str(path))
+    try:
+        model = spec.compile()
+    except ValueError as error:
+        raise _uncompiled(path, error) from error
     if motor_hz:
         _swing_at(model, motor_hz, path)
     if kd:
@@ -56,6 +78,10 @@ def compiled_with(path: Any, edits: Edits) -> Any:
         damping = 2 * np.sqrt(model.actuator_gainprm[:, 0] * model.dof_M0[dofs])
         model.actuator_biasprm[:, 2] = -damping
     return model
+
+
+def _uncompiled(path: Path, error: ValueError) -> SeedbedError:
+    return SeedbedError(f"{path} is no model that MuJoCo compiles: {error}")
 
 
 def _swing_at(model: Any, motor_hz: float, path: Any) -> None:
@@ -78,9 +104,13 @@ def _swing_at(model: Any, motor_hz: float, path: Any) -> None:
 
 
 @functools.cache
-def model_with(path: Any, integrator: str, edits: Edits, iterations: int) -> physics.Model:
-    """Loads a model that is changed."""
-    model = physics.load(compiled_with(path, edits))
+def model_with(file: Version, integrator: str, edits: Edits, iterations: int) -> physics.Model:
+    """Loads a model that is changed; raises SeedbedError, which names the file, if it is not simulated."""
+    compiled = compiled_with(file.path, edits)
+    try:
+        model = physics.load(compiled)
+    except SeedbedError as error:
+        raise SeedbedError(f"{file.path}: {error}") from error
     opt = model.opt
     if integrator == "euler":
         opt = opt._replace(integrator=EULER)

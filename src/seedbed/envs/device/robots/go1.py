@@ -13,6 +13,7 @@ from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.commands import PiecemealCommands
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import SensedRobot, Sight
+from seedbed.envs.device.robots.servoed import limits
 from seedbed.types import Array
 
 
@@ -121,8 +122,9 @@ class Go1Joystick(Go1, PiecemealCommands):
         """Returns Playground's terms."""
         terms, joints = self.usual_terms(ride, now, fallen), now.qpos[7:]
         bent = jnp.square(joints - self.posture) * np.tile([1.0, 1.0, 0.1], 4).astype(np.float32)
-        limits = self.physics_model().jnt_range[1:].astype(np.float32) * 0.95
-        beyond = jnp.maximum(limits[:, 0] - joints, 0) + jnp.maximum(joints - limits[:, 1], 0)
+        model = self.physics_model()
+        low, high = 0.95 * limits(model.jnt_limited[1:], model.jnt_range[1:]).T
+        beyond = jnp.maximum(low - joints, 0) + jnp.maximum(joints - high, 0)
         told = self.told(ride)
         return terms | {
             "feet_slip": terms["feet_slip"] * told,

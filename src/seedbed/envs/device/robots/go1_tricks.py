@@ -206,7 +206,7 @@ class _OnTwoFeet(Go1Trick, abc.ABC):
         """Returns Playground's terms; as there, a contact of any foot costs."""
         forward = quat_to_mat(self.read(now, self.attitude))[:, 0]
         below = self.top - jnp.minimum(self.height(now), self.top)
-        joints, speeds, force = self.joints(now.qpos), now.qvel[6:], now.actuator_force
+        joints, force = self.joints(now.qpos), now.actuator_force
         return {
             "height": jnp.exp(-below),
             "orientation": jnp.square(0.5 * self.nose * forward[2] + 0.5),
@@ -217,7 +217,7 @@ class _OnTwoFeet(Go1Trick, abc.ABC):
             "torques": squares(force),
             "pose": squares((joints - self.posture)[self.lifted]),
             "stay_still": squares(now.qvel[:2]) + jnp.square(now.qvel[5]),
-            "energy": jnp.abs(speeds * force).sum(),
+            "energy": jnp.abs(self.powers(now)).sum(),
             "dof_acc": squares(now.qacc[6:]),
         }
 

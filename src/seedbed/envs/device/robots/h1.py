@@ -185,7 +185,7 @@ class H1Joystick(SteadyCommands):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by more than about 32 degrees, or a joint is out of its range."""
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
+        low, high = self.target_bounds.T
         joints = now.qpos[7:]
         return (self.up(now)[2] < 0.85) | (joints < low).any() | (joints > high).any()
 

@@ -267,7 +267,7 @@ class UsualHumanoid(Humanoid):
             "base_height": jnp.square(now.qpos[2] - self.standing_height),
             "torques": jnp.abs(force).sum(),
             "action_rate": squares(action - ride.action),
-            "energy": jnp.abs(now.qvel[6:] * force).sum(),
+            "energy": jnp.abs(self.powers(now)).sum(),
             "feet_clearance": (jnp.abs(heights - self.clearance) * jnp.sqrt(along)).sum(),
             "feet_air_time": self.paid_air_time(ride, now) * moving,
             "feet_slip": jnp.sqrt(squares(linear[:2])) * feet.contact.sum(),

@@ -211,19 +211,20 @@ class JoystickTask(SensedRobot, abc.ABC):
         return Feet(contact, before.air_time + self.dt, peak)
 
     def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
-        """Pushes the trunk, the first body, at its centre of mass."""
+        """Pushes the trunk at its centre of mass."""
         if not self.push_speed:
             return {}
         forces = jnp.zeros((self.physics_model().nbody, 6), jnp.float32)
-        return {"xfrc_applied": forces.at[1, :3].set(self.force(before.kept.push))}
+        return {"xfrc_applied": forces.at[self.trunk, :3].set(self.force(before.kept.push))}
 
     def force(self, push: Push) -> jax.Array:
         """Returns the force of a push in a step [3], in N: half a sine over its time."""
         if not self.push_speed:
             return jnp.zeros(3, jnp.float32)
         model = self.physics_model()
-        mass = np.sum(np.asarray(model.body_mass)) if self.model is None else model.body_mass.sum()
-        return push.force(mass, self.dt)
+        own = model.body_rootid == model.body_rootid[self.trunk]
+        mass = np.asarray(model.body_mass) if self.model is None else model.body_mass
+        return push.force((mass * own).sum(), self.dt)
 
     def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Pays for following the command as it was shown; an episode ends with a fall."""
@@ -252,7 +253,7 @@ class JoystickTask(SensedRobot, abc.ABC):
             "orientation": squares(self.up(now)[:2]),
             "termination": fallen.astype(jnp.float32),
             "torques": jnp.sqrt(squares(force)) + force.sum(),
-            "energy": (jnp.abs(now.qvel[6:]) * force).sum(),
+            "energy": jnp.abs(self.powers(now)).sum(),
             "feet_clearance": (off_height * jnp.sqrt(jnp.sqrt(along))).sum(),
             "feet_height": (peaks * landed).sum() * told,
             "feet_slip": (along * feet.contact).sum(),

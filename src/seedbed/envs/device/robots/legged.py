@@ -14,6 +14,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
+from seedbed.envs.device.robots.edits import Edits, Version, compiled_with
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
@@ -29,9 +30,12 @@ _CLEARANCE = 0.27  # of the height at which the trunk stands
 class Standing(NamedTuple):
     """How a robot stands on its feet."""
 
-    qpos: np.ndarray  # [nq]
+    qpos: np.ndarray  # [nq] the posture, and the trunk where it comes to rest in it
+    settled: np.ndarray  # [nq] the same, with the joints as its weight bends them
     servos: np.ndarray  # [nu] where in qpos each actuator's joint is
+    dofs: np.ndarray  # [nu] and where in qvel
     feet: tuple[int, ...]  # bodies
+    ground: float  # m, the mean height of where they touch it
     soles: np.ndarray  # [n, 3] where in its body's frame each foot touches the ground, m
     timestep: float  # s, of the physics
 
@@ -66,14 +70,14 @@ class Legged(JoystickTask):
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be, or a robot that cannot stand."""
         super().__post_init__()
-        stands = _standing(self.model_path)
+        stands = self._stands
         if not self.frame_skip:
             steps = max(1, round(0.02 / stands.timestep))
             object.__setattr__(self, "frame_skip", steps)
 
     @functools.cached_property
     def _stands(self) -> Standing:
-        return _standing(self.model_path)
+        return _standing(Version.of(self.model_path), self.edits)
 
     @property
     def feet(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -83,7 +87,7 @@ class Legged(JoystickTask):
     @property
     def clearance(self) -> float:  # type: ignore[override]
         """Returns how high a foot should swing, in m."""
-        return float(_CLEARANCE * self._stands.qpos[2])
+        return float(_CLEARANCE * self._height(self._stands.qpos[2]))
 
     @property
     def home(self) -> str:  # type: ignore[override]
@@ -95,6 +99,11 @@ class Legged(JoystickTask):
     def at_home(self) -> np.ndarray:
         """Returns qpos [nq] in which the robot stands."""
         return self._stands.qpos.astype(np.float32)
+
+    @property
+    def opening(self) -> np.ndarray:
+        """Returns qpos [nq] in which it has come to rest: in the posture its feet are in the ground."""
+        return self._stands.settled.astype(np.float32)
 
     @property
     def rest(self) -> np.ndarray:
@@ -109,26 +118,25 @@ class Legged(JoystickTask):
         return jnp.where(jax.random.bernoulli(still, 0.1), 0.0, command)
 
     def measured(self, now: physics.Data) -> list[tuple[Array, Any]]:
-        """Returns velocity, turning, gravity, and the joints' positions and velocities."""
+        """Returns velocity, turning, gravity, and positions and velocities of the servos' joints."""
         return [
             (self.velocity(now), 0.1),
             (self.turning(now), 0.2),
             (-self._axes(now)[2], 0.05),
-            (now.qpos[7:] - self.posture, 0.03),
-            (now.qvel[6:], 0.5),
+            (self._bent(now), 0.03),
+            (jnp.stack([now.qvel[dof] for dof in self._stands.dofs]), 0.5),
         ]
 
     @property
     def sights(self) -> tuple[Sight, ...]:
         """Returns the parts of what the policy sees, in order."""
-        joints = len(self.posture)
+        servos = len(self._stands.servos)
         body = (Sight(name, 3) for name in ("base_lin_vel", "base_ang_vel", "projected_gravity"))
-        actions = Sight("actions", len(self._stands.servos), delay=1)
         return (
             *body,
-            Sight("joint_pos", joints),
-            Sight("joint_vel", joints),
-            actions,
+            Sight("joint_pos", servos),
+            Sight("joint_vel", servos),
+            Sight("actions", servos, delay=1),
             Sight("command", 3),
         )
 
@@ -137,7 +145,7 @@ class Legged(JoystickTask):
         seen = kept.seen
         return [
             self.observe(now),
-            now.qpos[2:3],
+            self._height(now.qpos[2:3]),
             now.actuator_force,
             seen.contact.astype(jnp.float32),
             self.foot_velocities(now).ravel(),
@@ -161,13 +169,14 @@ class Legged(JoystickTask):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by 60 degrees or is at half its height."""
-        return (self.up(now)[2] < 0.5) | (now.qpos[2] < 0.5 * self._stands.qpos[2])
+        low = self._height(now.qpos[2]) < 0.5 * self._height(self._stands.qpos[2])
+        return (self.up(now)[2] < 0.5) | low
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array
     ) -> dict[str, Array]:
         """Returns Go1's terms, without that of the joints' limits."""
-        bent, told = now.qpos[7:] - self.posture, self.told(ride)
+        bent, told = self._bent(now), self.told(ride)
         return self.usual_terms(ride, now, fallen) | {
             "pose": jnp.exp(-squares(bent)),
             "stand_still": jnp.where(told, 0.0, jnp.abs(bent).sum()),
@@ -196,13 +205,23 @@ class Legged(JoystickTask):
 
     def heights(self, now: physics.Data) -> jax.Array:
         """Returns how high the feet are above where they stand [n], in m."""
-        return self._places(now)[:, 2]
+        return self._height(self._places(now)[:, 2])
 
     def foot_velocities(self, now: physics.Data) -> jax.Array:
         """Returns the velocities of the feet [n, 3] in the world, in m/s."""
         spins = now.cvel[jnp.array(self._stands.feet)]
-        from_centre = self._places(now) - now.subtree_com[1][None]
+        from_centre = (
+            self._places(now) - now.subtree_com[self.physics_model().body_rootid[self.trunk]][None]
+        )
         return spins[:, 3:] + jnp.cross(spins[:, :3], from_centre)
+
+    def _height(self, z: Any) -> Any:
+        """Returns how high places are above the ground on which the robot stands, in m."""
+        return z - self._stands.ground
+
+    def _bent(self, now: physics.Data) -> jax.Array:
+        """Returns how far the servos' joints, in the order of actions, are from the posture [nu], in rad."""
+        return jnp.stack([now.qpos[i] for i in self._stands.servos]) - self.rest
 
     def _places(self, now: physics.Data) -> jax.Array:
         """Returns where the soles are [n, 3], in m."""
@@ -215,12 +234,9 @@ class Legged(JoystickTask):
 
 
 @functools.cache
-def _standing(path: Path) -> Standing:
+def _standing(file: Version, edits: Edits) -> Standing:
     """Lets a robot stand for a second in MuJoCo's C code; raises SeedbedError if it cannot."""
-    try:
-        model = mujoco.MjModel.from_xml_path(str(path))
-    except ValueError as error:
-        raise SeedbedError(f"{path} is no model that MuJoCo compiles: {error}") from error
+    path, model = file.path, compiled_with(file.path, edits)
     free = model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
     if not free or model.nq - 7 != model.nv - 6 or model.nv == 6:
         raise SeedbedError(
@@ -229,7 +245,8 @@ def _standing(path: Path) -> Standing:
     data = mujoco.MjData(model)
     if model.nkey:
         mujoco.mj_resetDataKeyframe(model, data, 0)
-    servos = _servos(model, path)
+    driven = _servos(model, path)
+    servos, dofs = model.jnt_qposadr[driven], model.jnt_dofadr[driven]
     pose = data.qpos.copy()
     mujoco.mj_forward(model, data)
     # A posture that begins in the ground would be thrown out of it.
@@ -238,38 +255,57 @@ def _standing(path: Path) -> Standing:
     height = float(data.qpos[2])
     for _ in range(round(_SETTLES / model.opt.timestep)):
         mujoco.mj_step(model, data)
-    up, points = data.xmat[1].reshape(3, 3)[2, 2], _touched(model, data)
-    sinks = data.qpos[2] < 0.7 * height
-    if up < 0.8 or sinks or len(points) < 2 or 1 in points:
+    trunk, points = int(model.jnt_bodyid[0]), _touched(model, data)
+    up = data.xmat[trunk].reshape(3, 3)[2, 2]
+    for foot in points:
+        if not model.body(foot).name:
+            parent = model.body(model.body_parentid[foot]).name
+            raise SeedbedError(
+                f"{path}: body {foot}, a foot, which {parent or 'another without a name'} carries, has no "
+                "name: give it one"
+            )
+    ground = float(np.mean([at[2] for at in points.values()] or [0.0]))
+    sinks = data.qpos[2] - ground < 0.7 * (height - ground)
+    if up < 0.8 or sinks or len(points) < 2 or trunk in model.body_weldid[[*points]]:
         how = f"it touches the ground with {len(points)} bodies, or with its trunk"
         if sinks:
-            how = f"its trunk sinks from {height:.2f} to {data.qpos[2]:.2f} m"
+            how = f"its trunk sinks from {height - ground:.2f} to {data.qpos[2] - ground:.2f} m"
         if up < 0.8:
             how = f"it leans ({up:.2f} of upright)"
         raise SeedbedError(
             f"{path}: the robot does not stand in its posture for a second: {how}; give the file a first "
-            "keyframe in which it stands, or stiffer servos"
+            "keyframe in which it stands, or stiffer servos (--env.kp)"
         )
-    standing = np.array([0.0, 0.0, data.qpos[2], *data.qpos[3:7], *pose[7:]])
+    settled = np.array([0.0, 0.0, *data.qpos[2:]])
+    standing = np.array([*settled[:7], *pose[7:]])
     soles = np.array(
         [data.xmat[i].reshape(3, 3).T @ (at - data.xpos[i]) for i, at in points.items()]
     )
-    return Standing(standing, servos, tuple(points), soles, float(model.opt.timestep))
+    timestep = float(model.opt.timestep)
+    return Standing(standing, settled, servos, dofs, tuple(points), ground, soles, timestep)
 
 
 def _servos(model: Any, path: Path) -> np.ndarray:
-    """Returns where in qpos the joint of each actuator is [nu]; raises SeedbedError if one is no servo."""
+    """Returns the joint of each actuator [nu]; raises SeedbedError if one is no servo."""
     joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     affine = model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     servos = joints & affine & (model.actuator_gainprm[:, 0] > 0)
     servos &= np.isclose(model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 1])
+    servos &= model.actuator_dyntype == mujoco.mjtDyn.mjDYN_NONE
     if not model.nu or not servos.all():
         names = [model.actuator(i).name or str(i) for i in np.flatnonzero(~servos)]
         raise SeedbedError(
             f"{path}: the actuators {', '.join(names[:4]) or 'are missing, which'} are no position servos of "
-            "joints: give each joint a <position>, or write a task (docs/train-your-robot.md)"
+            "joints, without an activation (timeconst, <intvelocity>): give each joint a <position>, or "
+            "write a task (docs/train-your-robot.md)"
         )
-    return np.asarray(model.jnt_qposadr[model.actuator_trnid[:, 0]])
+    for i in np.flatnonzero(model.actuator_gear[:, 0] != 1):
+        raise SeedbedError(
+            f"{path}: the servo {model.actuator(i).name or i} has the gear {model.actuator_gear[i, 0]:g}, by "
+            "which its targets are no positions of its joint: give it the gear 1, kp and kv times the gear "
+            "squared, and where the gear is negative turn the joint's axis around"
+        )
+    return np.asarray(model.actuator_trnid[:, 0])
 
 
 def _touched(model: Any, data: Any) -> dict[int, np.ndarray]:
@@ -277,6 +313,7 @@ def _touched(model: Any, data: Any) -> dict[int, np.ndarray]:
     found: dict[int, list[np.ndarray]] = {}
     for contact in data.contact:
         bodies = [int(model.geom_bodyid[geom]) for geom in contact.geom]
-        if 0 in bodies:
-            found.setdefault(max(bodies), []).append(contact.pos.copy())
+        moving = [body for body in bodies if model.body_weldid[body]]
+        if len(moving) == 1:
+            found.setdefault(moving[0], []).append(contact.pos.copy())
     return {body: np.mean(places, axis=0) for body, places in sorted(found.items())}

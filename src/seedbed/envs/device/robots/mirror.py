@@ -44,7 +44,7 @@ _REFERRED = _numbers("FRAMEPOS", "FRAMELINVEL", "FRAMEANGVEL", "FRAMELINACC")
 class Sides(NamedTuple):
     """The images of a robot's parts in a mirror."""
 
-    joints: Reflection  # of the hinges and slides, in order
+    joints: Reflection  # of the joints that have servos, in the order of these
     servos: Reflection  # of the actuators
     feet: Reflection  # of a number of each foot
 
@@ -162,10 +162,9 @@ def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
     strengths = [model.actuator_gainprm[:, 0], *model.actuator_biasprm[:, 1:3].T]
     if not all(np.allclose(each, each[images], rtol=_STRONGER) for each in strengths):
         return None
-    signs = tuple(
-        int(joints.signs[joint] * np.sign(gear)) for joint, gear in zip(servos, geared, strict=True)
-    )
-    return Sides(joints, Reflection(tuple(map(int, images)), signs), paired)
+    signs, images = signs[servos], tuple(map(int, images))
+    driven, told = (tuple(map(int, each)) for each in (signs, signs * np.sign(geared)))
+    return Sides(Reflection(images, driven), Reflection(images, told), paired)
 
 
 def _matched(distances: np.ndarray, signs: np.ndarray) -> Reflection | None:

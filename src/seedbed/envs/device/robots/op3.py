@@ -147,10 +147,10 @@ class Op3Joystick(RestingCommands):
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans, by about 32 degrees, or is low, or a joint is out of its range."""
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
+        low, high = self.target_bounds.T
         joints = now.qpos[7:]
         out = (joints < low).any() | (joints > high).any()
-        return out | (self.up(now)[2] < 0.85) | (now.xpos[1, 2] < _LOWEST)
+        return out | (self.up(now)[2] < 0.85) | (now.xpos[self.trunk, 2] < _LOWEST)
 
     def terms(
         self, ride: Ride, now: physics.Data, action: Array, fallen: Array

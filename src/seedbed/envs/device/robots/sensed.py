@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.robots.servoed import ServoedTask
+from seedbed.envs.device.robots.servoed import ServoedTask, limits
+from seedbed.physics import tendons
 from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.types import Array, SeedbedError
 
@@ -86,11 +88,30 @@ class SensedRobot(ServoedTask, abc.ABC):
 
     @property
     def at_home(self) -> np.ndarray:
-        """Returns qpos [nq] of the posture."""
+        """Returns qpos [nq] of the posture; raises SeedbedError if not each of its joints has its servo."""
+        self._require_order()
         found = [each for each in self.physics_model().keyframes if each.name == self.home]
         if not found:
             raise SeedbedError(f"{self.xml_file} has no keyframe {self.home!r}, the posture")
         return np.asarray(found[0].qpos, np.float32)
+
+    def _require_order(self) -> None:
+        """Raises SeedbedError unless servos drive the joints in order: what is seen is in their order."""
+        model = self.physics_model()
+        driven = [int(model.dof_jntid[row.argmax()]) for row in model.actuator_moment]
+        for joint, (servo, other) in enumerate(
+            itertools.zip_longest(driven, range(1, model.njnt)), start=1
+        ):
+            if servo != other:
+                one, two = (
+                    "none" if each is None else model.names.joint[each] or str(each)
+                    for each in (servo, other)
+                )
+                raise SeedbedError(
+                    f"{self.xml_file}: the joint of actuator {joint - 1} is {one}, and not {two}: give each "
+                    "joint but the trunk's one actuator, in the order of the joints, or train the robot "
+                    "from its file (seedbed train FILE.xml)"
+                )
 
     @property
     def posture(self) -> np.ndarray:
@@ -107,6 +128,11 @@ class SensedRobot(ServoedTask, abc.ABC):
         """Returns the targets [nu] in rad from which the first action of an episode moves the servos."""
         return self.rest
 
+    @property
+    def opening(self) -> np.ndarray:
+        """Returns qpos [nq] about which episodes open."""
+        return self.at_home
+
     def at_rest(self) -> tuple[Array, Array]:
         """Returns qpos [nq] of the posture, and qvel [nv] at rest."""
         return jnp.asarray(self.at_home), jnp.zeros(self.physics_model().nv, jnp.float32)
@@ -117,8 +143,8 @@ class SensedRobot(ServoedTask, abc.ABC):
         at = jax.random.uniform(place, (2,), jnp.float32, -0.5, 0.5)
         half = 0.5 * jax.random.uniform(heading, (), jnp.float32, -3.14, 3.14)
         turn = jnp.stack([jnp.cos(half), 0.0, 0.0, jnp.sin(half)])
-        turned = quat_mul(turn, self.at_home[3:7])
-        qpos = jnp.asarray(self.at_home).at[:2].add(at).at[3:7].set(turned)
+        turned = quat_mul(turn, self.opening[3:7])
+        qpos = jnp.asarray(self.opening).at[:2].add(at).at[3:7].set(turned)
         qvel = jax.random.uniform(speeds, (6,), jnp.float32, -0.5, 0.5)
         still = jnp.zeros(self.physics_model().nv - 6, jnp.float32)
         return qpos, jnp.concatenate([qvel, still])
@@ -134,9 +160,22 @@ class SensedRobot(ServoedTask, abc.ABC):
 
     def beyond_limits(self, joints: Array) -> jax.Array:
         """Returns how far joints [nq - 7] are outside of `soft_range` of their ranges, in rad in all."""
-        low, high = np.asarray(self.physics_model().jnt_range[1:], np.float32).T
-        middle, half = (low + high) / 2, self.soft_range * (high - low) / 2
-        return jnp.maximum(jnp.abs(joints - middle) - half, 0.0).sum()
+        model = self.physics_model()
+        ranges = model.jnt_range[1:]
+        spared = (1 - self.soft_range) / 2 * np.diff(ranges, axis=1) * [1, -1]
+        low, high = limits(model.jnt_limited[1:], ranges + spared).T
+        return jnp.maximum(jnp.maximum(low - joints, joints - high), 0.0).sum()
+
+    @property
+    def trunk(self) -> int:
+        """Returns the number of the trunk's body, which is that of the first joint."""
+        return int(self.physics_model().jnt_bodyid[0])
+
+    def powers(self, now: physics.Data) -> jax.Array:
+        """Returns the powers of the actuators [nu], in W: their speeds times their forces."""
+        model = self.physics_model()
+        speeds = jnp.stack(tendons.speeds(model.actuator_moment, now.qvel))
+        return model.actuator_gear[:, 0] * speeds * now.actuator_force
 
     def velocity(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's velocity in its own frame [3], in m/s."""

@@ -19,11 +19,17 @@ import numpy as np
 from seedbed import physics
 from seedbed.arguments import require_fields
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
-from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
+from seedbed.envs.device.robots.edits import Edits, Version, compiled_with, model_with
 from seedbed.envs.device.robots.ride import Scales
 from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, SeedbedError, Tree
+
+
+def limits(limited: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+    """Returns the bounds of `ranges` [n, 2] as float32, which are infinite where there is no limit."""
+    bounds = np.where(limited[:, None] != 0, ranges, [-np.inf, np.inf])
+    return bounds.astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,8 @@ class ServoedTask(MujocoTask, abc.ABC):
 
     @functools.cached_property
     def _model(self) -> physics.Model:
-        return model_with(self.model_path, self.integrator, self.edits, self.solver_iterations)
+        file = Version.of(self.model_path)
+        return model_with(file, self.integrator, self.edits, self.solver_iterations)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
@@ -119,8 +126,13 @@ class ServoedTask(MujocoTask, abc.ABC):
         targets = self.centre(kept) + self.action_scale * action
         if not self.bounded_targets:
             return targets
-        low, high = np.asarray(self.physics_model().actuator_ctrlrange, np.float32).T
-        return jnp.clip(targets, low, high)
+        return jnp.clip(targets, *self.target_bounds.T)
+
+    @property
+    def target_bounds(self) -> np.ndarray:
+        """Returns the bounds [nu, 2] of the servos' targets, in rad."""
+        model = self.physics_model()
+        return limits(model.actuator_ctrllimited, model.actuator_ctrlrange)
 
     def observe(self, now: physics.Data) -> Array:
         """Returns what the robot measures, without noise."""
