@@ -262,7 +262,7 @@ def test_a_run_goes_on_with_its_options_and_a_mended_function(tmp_path: Path) ->
     other = Request(None, run=run, resume=True, env={"reward": Words(("3",))})
     changed = settle(other, lambda found: flags.override(found, ["--env.reward", "3"], False))
     assert dict(changed.config.env.kwargs)["options"] == {"reward": 3}  # type: ignore[union-attr]
-    with pytest.raises(SeedbedError, match="the run trains .*, not GymEnv"):
+    with pytest.raises(SeedbedError, match="the run trains .*, not Pendulum-v1"):
         settle(mended._replace(what=GymEnv("Pendulum-v1")), lambda found: found)
 
 

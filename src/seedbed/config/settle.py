@@ -123,13 +123,14 @@ def _again(saved: Any, what: Any) -> Any:
     What is no configuration of its own has the run's options. Raises SeedbedError if it is another
     environment.
     """
-    given: Any = _env_of(what)
-    name = dataclasses.fields(given)[0].name  # of what it is: id, game, factory
-    same = is_on_device(given) or getattr(given, name) == getattr(saved, name, None)
-    if type(given) is not type(saved) or not same:
+    given = _env_of(what)
+    names = [_called(env) for env in (saved, given)]
+    if type(given) is not type(saved) or (
+        names[0] != names[1] and not (is_pickled(saved) and is_pickled(given))
+    ):
         raise SeedbedError(
-            f"the run trains {saved}, not {given}: name no environment to go on with it (in Python None), or "
-            "another folder for a new run"
+            f"the run trains {names[0]}, not {names[1]}: name no environment to go on with it (in Python "
+            "None), or another folder for a new run"
         )
     if _is_options(what) or isinstance(what, gymnasium.Env):
         return given
@@ -137,6 +138,15 @@ def _again(saved: Any, what: Any) -> Any:
     if is_pickled(given):  # the function may have been mended since
         kwargs |= dict(given.kwargs)
     return dataclasses.replace(saved, kwargs=kwargs)
+
+
+def _called(env: Any) -> str:
+    """Returns what an environment is called: by its id, game or factory, or by its class on the device."""
+    if is_on_device(env):
+        return type(env).__name__
+    if is_pickled(env):
+        return str(dict(env.kwargs)["name"])
+    return str(getattr(env, dataclasses.fields(env)[0].name))
 
 
 # Options that mean another thing in each runtime that has them.
