@@ -323,7 +323,7 @@ def test_the_page_is_one_file_that_fetches_nothing(tmp_path, play):
         ("other", 1, "its config.json names no environment, agent and runtime; check the path"),
         ("torn", 1, "config.json cannot be read"),
         ("run run", 2, "run is named twice: name every run once"),
-        ("run -o none/page.html", 1, "cannot write none/page.html: No such file or directory"),
+        ("run -o none/page.html", 1, "cannot write none/page.html: there is no folder none"),
         ("run -o page.txt", 1, "cannot write page.txt: its name must end in .html"),
         ("run -o empty", 1, "its name must end in .html"),
         ("", 2, "the following arguments are required: RUN; see seedbed report --help"),

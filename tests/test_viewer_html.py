@@ -221,7 +221,7 @@ def test_a_full_disk_leaves_no_page(disk: SmallDisk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("out.txt", "must end in .html"), ("none/out.html", "No such file")]
+    ("name", "text"), [("out.txt", "must end in .html"), ("none/out.html", "there is no folder")]
 )
 def test_bad_path_is_refused(tmp_path, name, text):
     with pytest.raises(SeedbedError, match=text):

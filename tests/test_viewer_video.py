@@ -86,7 +86,7 @@ def test_ground_goes_along(tmp_path, ffmpeg):
     ("options", "name", "text"),
     [
         ({}, "film.avi", "must end in .mp4"),
-        ({}, "none/film.mp4", "No such file"),
+        ({}, "none/film.mp4", "there is no folder"),
         ({"width": 161}, "film.mp4", "must be even"),
         ({"height": 0}, "film.mp4", "must be even and 16 or more"),
         ({"fps": 0.0}, "film.mp4", "fps is 0.0"),
