@@ -268,7 +268,9 @@ def test_a_run_goes_on_with_its_options_and_a_mended_function(tmp_path: Path) ->
 
 def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
     for option, own in (("envs", "batch"), ("unroll", "unroll")):
-        with pytest.raises(SeedbedError, match=f"{option} is 64, .* give --agent.{own}"):
+        with pytest.raises(
+            SeedbedError, match=f"{option} is 64, .* give --agent.{own}, and leave {option}"
+        ):
             configured("cartpole/ppo", f"--{option}", "64")
     assert configured("half_cheetah/sac", "--envs", "64", "--unroll", "2").runtime.envs == 64
     saved(tmp_path / "run", Request("cartpole/ppo"), {"seed": 3}, {})

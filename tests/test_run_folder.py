@@ -37,6 +37,10 @@ def test_every_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
         "runs/ALE-Pong-v5-my.module-Agent-20250131-142500"
     )
     RunFolder.create(Path(name)).close()
+    shutil.rmtree("runs")
+    Path("runs").touch()
+    with pytest.raises(SeedbedError, match="runs"):
+        new_folder("pong/impala", now)
 
 
 def test_the_working_directory_may_be_a_run(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ class Metrics:
 
 
 class Learned(NamedTuple):
-    """What is told of a minibatch."""
+    """The figures of a minibatch, and the new priorities of its items."""
 
     metrics: Metrics
     priorities: Tree  # as `Output.priorities`

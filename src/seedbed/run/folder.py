@@ -62,19 +62,18 @@ def new_folder(preset: str, now: Callable[[], datetime.datetime] | None = None) 
     """
     moment = (now or datetime.datetime.now)()
     name = "".join(c if c.isalnum() or c in "._" else "-" for c in preset).strip("-")
-    for number in itertools.count(1):
-        more = f"-{number}" if number > 1 else ""
-        path = Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}{more}"
-        try:
-            path.parent.mkdir(exist_ok=True)
+    path = first = Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        for number in itertools.count(2):
             # Others must not be able to write what a later start would import: run/trust.py.
-            path.mkdir(0o755)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _unusable(path, error) from error
-        return path
-    raise AssertionError("numbers do not end")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(0o755)
+                break
+            path = first.with_name(f"{first.name}-{number}")
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
 
 
 class RunFolder:

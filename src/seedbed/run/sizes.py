@@ -81,7 +81,8 @@ def require_of_use(agent: Agent, options: type, **sizes: int) -> None:
             own = "batch" if name == "envs" else name
             raise SeedbedError(
                 f"{name} is {given}, which is for agents that learn from replay: {type(agent).__name__} has "
-                f"one environment for each unroll of a batch; give --agent.{own}"
+                f"one environment for each unroll of a batch; give --agent.{own}, and leave {name} at "
+                f"{getattr(options, name)}"
             )
 
 
