@@ -18,7 +18,8 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.settle import Request, settle
-from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host import versions
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.files import write_json
 from seedbed.paramserver.placement import KINDS
 from seedbed.plan import predict as predicting
@@ -421,6 +422,19 @@ def test_actors_that_are_left_open_are_those_of_the_learners_machine():
     assert for_machine(given, kind) == given
     fits_its_batch = dataclasses.replace(open_, agent=Ppo())
     assert for_machine(fits_its_batch, kind) == fits_its_batch
+
+
+def test_a_calibration_depends_on_ones_own_files(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "own_corridor.py"
+    keys = []
+    for length in ("5", "50"):
+        source.write_text(f"LENGTH = {length}")
+        versions.of_module.cache_clear()  # as another process would see it
+        config = TrainConfig(FactoryEnv("own_corridor:make"), Impala(), CentralConfig(actors=1))
+        keys.append(key_of(config, far=False))
+    assert {"file own_corridor"} == keys[0]["own"].keys() - {"gymnasium"}
+    assert path_of(keys[0]) != path_of(keys[1])
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from seedbed import strict_json
 from seedbed.cache import directory, prepared
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json as config_to_json
+from seedbed.envs.host import versions
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
@@ -110,7 +112,11 @@ def _spec(env: HostEnvConfig) -> EnvSpec:
 
 
 def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:
-    """Returns what a calibration depends on, as JSON types; `far` is whether shards are on other machines."""
+    """Returns what a calibration depends on, as JSON types; `far` is whether shards are on other machines.
+
+    Files of the user's own are in it by their digests: of modules that have the environment or the agent, and
+    those that their options name.
+    """
     data, runtime = config_to_json(config), config.runtime
     sizes: dict[str, Any] = {"runtime": runtime.runtime}
     if isinstance(runtime, FusedConfig):
@@ -132,8 +138,21 @@ def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:
         "device": kind_of_device(jax.devices()[0]),
         "env": data["env"],
         "agent": data["agent"],
+        "own": _own(config),
         **sizes,
     }
+
+
+def _own(config: TrainConfig) -> dict[str, str]:
+    env, agent = config.env, config.agent
+    found = {} if is_on_device(env) else versions.of(env)
+    for made in (env, agent):
+        module = type(made).__module__.partition(".")[0]
+        found |= {} if module == "seedbed" else versions.of_module(module)
+        for value in vars(made).values():
+            if isinstance(value, str) and os.path.isfile(value):
+                found[f"file {value}"] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    return found
 
 
 def _there(name: str) -> bool:

@@ -36,7 +36,7 @@ def of(env: HostEnvConfig) -> dict[str, str]:
         if (digest := _rom_digest(env.game)) is not None:
             found[f"ROM {env.game}"] = digest
     elif isinstance(env, FactoryEnv):
-        found |= _module_version(env.factory.partition(":")[0].partition(".")[0])
+        found |= of_module(env.factory.partition(":")[0].partition(".")[0])
     return found
 
 
@@ -83,8 +83,8 @@ def _rom_digest(game: str) -> str | None:
 
 
 @functools.cache
-def _module_version(module: str) -> dict[str, str]:
-    """Returns the version of the distribution that has a module, or the digest of the module's file."""
+def of_module(module: str) -> dict[str, str]:
+    """Returns the version of the distribution that has a module, or the digest of the module's file, by name."""
     for distribution in importlib.metadata.packages_distributions().get(module, []):
         version = package_version(distribution)
         return {} if version is None else {distribution: version}
