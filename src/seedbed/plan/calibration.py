@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -150,7 +149,7 @@ def _own(config: TrainConfig) -> dict[str, str]:
         module = type(made).__module__.partition(".")[0]
         found |= {} if module == "seedbed" else versions.of_module(module)
         for value in vars(made).values():
-            if isinstance(value, str) and os.path.isfile(value):
+            if isinstance(value, str) and Path(value).is_file():
                 found[f"file {value}"] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
     return found
 

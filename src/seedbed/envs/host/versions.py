@@ -84,7 +84,7 @@ def _rom_digest(game: str) -> str | None:
 
 @functools.cache
 def of_module(module: str) -> dict[str, str]:
-    """Returns the version of the distribution that has a module, or the digest of the module's file, by name."""
+    """Returns the version of the distribution that has a module, or the digest of its file, by name."""
     for distribution in importlib.metadata.packages_distributions().get(module, []):
         version = package_version(distribution)
         return {} if version is None else {distribution: version}
