@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import trajectories
 from seedbed.agents.acting import Behaviour
 from seedbed.agents.impala import Impala
+from seedbed.agents.learning_statistics import sampled_row
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.vmpo import Vmpo
 from seedbed.ops import return_scale, statistics
@@ -178,7 +179,8 @@ def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     seen = []
     for seed in range(8):
         trajectory = trajectory_of(agent, seed, mean=100.0)
-        seen.append(trajectory.timesteps.observation[:-1].reshape(-1, 4))
+        learned = ~trajectory.timesteps.first[1:]
+        seen.append(trajectory.timesteps.observation[:-1][learned])
         state = apply(agent, state, *gradient(agent, version_0, trajectory))
     seen = np.concatenate(seen)
     np.testing.assert_allclose(state.params.seen.mean, seen.mean(0), rtol=1e-5)
@@ -199,10 +201,14 @@ def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agen
     state = apply(agent, state, *gradient(agent, state, first))
     deviation = np.sqrt(state.params.seen.variance)
     assert (deviation > 0.5).all() and (deviation < 1.5).all()
-    # Later batches count by their opening rows.
+    # Later batches count by one row of each unroll.
     later = trajectory_of(agent, 1, mean=3.0)
+    row = sampled_row(state.updates, agent.unroll)
+    counts = ~later.timesteps.first[row + 1]
     after = apply(agent, state, *gradient(agent, state, later))
-    both = (np.asarray(state.params.seen.mean) + later.timesteps.observation[0].mean(0)) / 2
+    old = np.asarray(state.params.seen.mean) * state.params.seen.weight
+    both = old + later.timesteps.observation[row][counts].sum(0)
+    both = both / (state.params.seen.weight + counts.sum())
     np.testing.assert_allclose(after.params.seen.mean, both, rtol=1e-4)
 
 

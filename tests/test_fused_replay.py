@@ -10,6 +10,7 @@ import pytest
 
 from fused_runs import same, saved
 from seedbed import api
+from seedbed.agents.awr import Awr
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
@@ -95,7 +96,10 @@ def test_replay_holds_what_happened():
     ("env", "agent"),
     [
         (CartPole(), TINY),
-        (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
+        (
+            Pendulum(),
+            Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,), noise="pink"),
+        ),
         (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
     ],
     ids=["dqn", "sac", "r2d2"],
@@ -131,6 +135,21 @@ def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     wanted = jax.device_get(bind(agent, CartPole().spec).actor_state(np.arange(4), 4)).per_env
     same(after.actor.per_env, wanted, rtol=1e-6)
     assert not np.array_equal(before.actor.per_env, after.actor.per_env)
+
+
+def test_members_are_judged_with_their_own_options():
+    """An option that acts only in evaluations makes members of one seed differ there."""
+    swept = {"sweep": "evaluation_epsilon=0,1", "evaluate_episodes": 8}
+    program = Program(CartPole(), TINY, FusedConfig(**SIZES, **swept))
+    certain, random = program.evaluate(program.first(), 0)
+    assert certain["episode_return_mean"] != random["episode_return_mean"]
+
+
+def test_an_option_that_changes_the_program_is_told_before_it_is_traced():
+    agent = Awr(unroll=8, batch=8, hidden_sizes=(8,), capacity=500, min_size=64)
+    program = Program(Pendulum(), agent, FusedConfig(**SIZES, sweep="initial_scale=0.5,1"))
+    with pytest.raises(SeedbedError, match="changes the program itself"):
+        program.first()
 
 
 @pytest.mark.parametrize(

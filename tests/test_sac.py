@@ -193,6 +193,8 @@ def test_the_gradients_are_those_of_slow_losses():
         assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(slow))
     np.testing.assert_allclose(output.metrics["loss/critic"], expected[0][0], rtol=1e-4)
     np.testing.assert_allclose(output.metrics["loss/policy"], expected[1][0], rtol=1e-4)
+    total = sum(float(loss) for loss, _ in expected)
+    np.testing.assert_allclose(output.metrics["loss/total"], total, rtol=1e-4)
     assert output.weight == agent.batch - 2
     assert output.priorities.shape == (agent.batch,)
     assert (output.priorities > 0).all()

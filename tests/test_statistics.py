@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seedbed.agents.learning_statistics import sampled_row, unroll_sums
 from seedbed.ops import statistics
 from seedbed.types import ArraySpec
 
@@ -108,3 +110,28 @@ def test_deviations_are_sums_about_the_mean():
         np.testing.assert_array_equal(found.origin[name], mean[name])
         np.testing.assert_allclose(found.first[name], apart.sum(0), rtol=1e-5, atol=1e-3)
         np.testing.assert_allclose(found.second[name], (apart**2).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [5, 7, 11, 16, 80])
+def test_every_row_of_unrolls_has_its_turn(rows):
+    turns = [int(sampled_row(jnp.int32(n), rows)) for n in range(20 * rows)]
+    counts = np.bincount(turns, minlength=rows)
+    assert len(counts) == rows and counts.min() >= 18 and counts.max() <= 22
+    # Episodes as long as unrolls are seen whole.
+    assert len(set(turns[: 2 * rows])) > 0.9 * rows
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+def test_rows_that_are_padding_count_for_nothing(later):
+    x = np.random.default_rng(3).normal(300.0, 1.0, (6, 8, 2)).astype(np.float32)
+    valid = np.arange(6)[:, None] < np.array([6, 6, 4, 1, 2, 6, 3, 5])
+    shown = np.where(valid[..., None], x, 0.0)
+    seen = statistics.initial(jax.ShapeDtypeStruct((2,), np.float32))
+    if later:
+        seen = seen._replace(weight=jnp.float32(1.0), mean=jnp.full(2, 299.0))
+    row = int(sampled_row(jnp.int32(7), 6))
+    rows = x[row][valid[row]] if later else x[valid]
+    sums = jax.jit(unroll_sums)(seen, shown, valid, jnp.int32(7))
+    np.testing.assert_allclose(
+        sums.first / sums.weight, (rows - np.asarray(seen.mean)).mean(0), rtol=1e-4, atol=1e-4
+    )

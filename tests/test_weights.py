@@ -14,6 +14,7 @@ import pytest
 import seedbed
 from seedbed import starting
 from seedbed.agents.dqn import Dqn
+from seedbed.agents.es import Es
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.sac import Sac
 from seedbed.cli import main
@@ -28,7 +29,7 @@ from seedbed.exporting.command import export
 from seedbed.policy import restore
 from seedbed.run.folder import RunFolder
 from seedbed.run.leaves import named_leaves
-from seedbed.run.loaded_weights import LoadedWeights
+from seedbed.run.loaded_weights import LoadedWeights, fitting
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.weights import Weights
 from seedbed.types import LearnerState, SeedbedError, bind
@@ -119,6 +120,22 @@ def test_the_optimizer_goes_on_only_if_that_is_asked_for(source: Path) -> None:
     assert moments and not any(np.any(leaves_of(new)[name]) for name in moments)
     assert any(np.any(leaves_of(kept.optimizer_state)[name]) for name in moments)
     assert kept.updates == 0 and kept.progress == 0, "steps and schedules are the new run's"
+
+
+@pytest.mark.parametrize(
+    ("agent", "own"),
+    [
+        (Es(hidden_sizes=(8,)), {"params.seed", "params.generation"}),
+        (Dqn(hidden_sizes=(8,), epsilon_updates=100), {"params.exploration"}),
+    ],
+    ids=["es", "dqn"],
+)
+def test_random_numbers_and_schedules_are_the_new_run_s(agent: Any, own: set[str]) -> None:
+    state = jax.eval_shape(bind(agent, CartPole().spec).init, jax.random.key(0))
+    found = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in named_leaves(state)}
+    assert own <= found.keys()
+    fit = fitting(Weights("runs/a"), found, state, "runs/a", False)
+    assert fit.taken and not own & fit.taken.keys() and len(fit.taken) == fit.wanted
 
 
 def test_parts_that_do_not_fit_are_refused_by_name_or_begun_anew(source: Path) -> None:

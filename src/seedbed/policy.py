@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -85,14 +85,15 @@ def restore(
         step, params, _ = read(folder.checkpoints, template, warn, part="params")
         tell(step)
         return TrainedAgent(config, forms, agent, params, step)
-    members = len(config.runtime.variations)
-    if members > 1:
+    variations = config.runtime.variations
+    if (members := len(variations)) > 1:
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
     step, params, metadata = read(folder.checkpoints, template, warn, part="learner.params")
     tell(step)
     if members == 1:
+        agent = dataclasses.replace(cast(Any, agent), **variations[0])
         return TrainedAgent(config, forms, agent, params, step)
     told = metadata.get("best_seed")
     best = told if isinstance(told, int) and 0 <= told < members else 0
@@ -100,6 +101,7 @@ def restore(
     if told != best:
         warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], params)
+    agent = dataclasses.replace(cast(Any, agent), **variations[best])
     return TrainedAgent(config, forms, agent, params, step, member)
 
 

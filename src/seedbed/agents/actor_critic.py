@@ -82,7 +82,9 @@ class ActorCriticAgent(ActingAgent):
         Observations are `[T, B, ...]` or have a row more; targets and valid are `[T, B]`.
         """
         sums = Sums(
-            observations=unroll_sums(state.params.seen, self._shown(observation), valid),
+            observations=unroll_sums(
+                state.params.seen, self._shown(observation), valid, state.updates
+            ),
             returns=return_scale.return_sums(state.auxiliary.returns, targets, valid),
         )
         return Gradient(weights, sums)

@@ -141,8 +141,9 @@ class Dqn(QLearningAgent):
             self._rewards(steps), masks.discount, masks.trace
         )
 
-    def _opening(self, batch: Batch) -> Tree:
-        return jax.tree.map(lambda x: x[0], batch.observation)
+    def _sampled(self, batch: Batch, updates: Array) -> tuple[Tree, Array]:
+        del updates
+        return jax.tree.map(lambda x: x[0], batch.observation), batch.valid
 
     def _initial_weights(self, key: Array) -> Tree:
         return self._network().init(key, self._zero_observation(1))

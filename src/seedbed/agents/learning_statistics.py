@@ -56,11 +56,13 @@ def add_minibatch(
     )
 
 
-def unroll_sums(seen: ObservationStats, observation: Tree, valid: Array) -> Deviations | tuple[()]:
+def unroll_sums(
+    seen: ObservationStats, observation: Tree, valid: Array, updates: Array
+) -> Deviations | tuple[()]:
     """Sums over T rows of observations for the statistics, each unroll with the weight of one row.
 
-    The opening row is a large enough sample of an unroll, except in the first batch: there it is the state
-    after a reset, and its deviation is that of the noise of resets. All rows of the first batch count.
+    One row is a large enough sample of an unroll (`sampled_row`), except in the first batch: all its unrolls
+    are as far from a reset. All rows of the first batch count. Rows that are not valid never do.
     """
     if not isinstance(seen, RunningStatistics):
         return ()
@@ -69,12 +71,27 @@ def unroll_sums(seen: ObservationStats, observation: Tree, valid: Array) -> Devi
 
     def whole() -> Deviations | tuple[()]:
         folded = jax.tree.map(lambda x: x[:rows].reshape(rows * batch, *x.shape[2:]), observation)
-        return observation_sums(seen, folded, weight * rows)
+        return observation_sums(seen, folded, valid.reshape(-1), weight * rows)
 
-    def opening() -> Deviations | tuple[()]:
-        return observation_sums(seen, jax.tree.map(lambda x: x[0], observation), weight)
+    def one() -> Deviations | tuple[()]:
+        row = sampled_row(updates, rows)
+        return observation_sums(
+            seen, jax.tree.map(lambda x: x[row], observation), valid[row], weight
+        )
 
-    return jax.lax.cond(seen.weight > 0, opening, whole)
+    return jax.lax.cond(seen.weight > 0, one, whole)
+
+
+def sampled_row(updates: Array, rows: int) -> Array:
+    """Returns the row, int32, that stands for each unroll in the update after `updates` others.
+
+    Over updates every row has its turn, in an order without a period. A fixed one would always show the same
+    moment if episodes are as long as unrolls, or if the items of a replay begin where episodes begin: the
+    state after a reset, whose deviation is that of the noise of resets.
+    """
+    # Multiples of the golden ratio fill the unit interval evenly (Weyl).
+    turned = updates.astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
+    return (((turned >> 16) * jnp.uint32(rows)) >> 16).astype(jnp.int32)
 
 
 def zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
@@ -96,18 +113,18 @@ def _add_sums(
 
 
 def observation_sums(
-    seen: ObservationStats, opening: Tree, weight: Array
+    seen: ObservationStats, observation: Tree, counts: Array, weight: Array
 ) -> Deviations | tuple[()]:
-    """Sums over a batch's opening rows, leaves `[B, ...]`, for the statistics, divided by `weight`.
+    """Sums over those rows `[N, ...]` of observations that count, bool `[N]`, divided by `weight`.
 
     `weight` is the number of valid rows, by which the learner averages gradients. The sums are averaged
     with them. They are divided by the weight of a part here, and multiplied by that of the whole batch in
-    `absorb`; so the result is the same for every division of the batch into parts. The opening row of each
-    unroll is a large enough sample. Returns () if `seen` is ().
+    `absorb`; so the result is the same for every division of the batch into parts. Returns () if there are no
+    statistics.
     """
     if not isinstance(seen, RunningStatistics):
         return ()
-    return statistics.deviations(seen, opening).times(1.0 / jnp.maximum(weight, 1.0))
+    return statistics.deviations(seen, observation, counts).times(1.0 / jnp.maximum(weight, 1.0))
 
 
 def absorb(seen: ObservationStats, sums: Deviations | tuple[()], weight: Array) -> ObservationStats:

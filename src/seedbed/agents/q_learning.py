@@ -116,8 +116,8 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
         weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, state, minibatch)
-        opening = self._shown(self._opening(minibatch))
-        sums = observation_sums(state.params.seen, opening, output.weight)
+        observation, counts = self._sampled(minibatch, state.updates)
+        sums = observation_sums(state.params.seen, self._shown(observation), counts, output.weight)
         norm = losses.global_norm(weights) * self._gradient_scale
         metrics = output.metrics | {"gradient_norm": norm}
         return Gradient(weights, Sums(sums)), output._replace(metrics=metrics)
@@ -157,8 +157,8 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         """Returns the loss of a batch with `weights`; the target network's weights are `state.auxiliary`."""
 
     @abc.abstractmethod
-    def _opening(self, batch: Tree) -> Tree:
-        """Returns one observation of each item, leaves `[B, ...]`, for the statistics."""
+    def _sampled(self, batch: Tree, updates: Array) -> tuple[Tree, Array]:
+        """Returns an observation of each item for the statistics, `[B, ...]`, and which of them count."""
 
     def _prioritised_replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
         """Returns options of replay with this agent's exponents of priorities."""

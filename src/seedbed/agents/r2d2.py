@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from seedbed.agents.base import Memory, ObservationStats
+from seedbed.agents.learning_statistics import sampled_row
 from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
 from seedbed.nets.q_network import RecurrentQNetwork
 from seedbed.nets.recurrent import LSTMState, initial_lstm_state
@@ -179,9 +180,11 @@ class R2d2(QLearningAgent):
         # The paper sums the loss over the rows. Its epsilon of Adam and bound of the norm are for the sum.
         return float(self.sequence)
 
-    def _opening(self, batch: Batch) -> Tree:
-        # Earlier rows may be padding.
-        return jax.tree.map(lambda x: x[self.burn_in], batch.timesteps.observation)
+    def _sampled(self, batch: Batch, updates: Array) -> tuple[Tree, Array]:
+        row = sampled_row(updates, self.sequence)
+        learned = jax.tree.map(lambda x: x[self.burn_in :], batch.timesteps)
+        counts = self._masks(learned).valid[row]
+        return jax.tree.map(lambda x: x[row], learned.observation), counts
 
     def _initial_memory(self, batch: int) -> Memory:
         return Memory(initial_lstm_state(batch, self.lstm_size), jnp.zeros(batch, jnp.int32))

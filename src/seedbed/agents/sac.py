@@ -233,7 +233,9 @@ class Sac(OffPolicyAgent):
 
         aim = self.target_entropy * action.shape[-1]
         temperature_loss = weights.log_temperature * mean(-lax.stop_gradient(log_prob) - aim)
+        loss = critic_loss + policy_loss + temperature_loss
         metrics = {
+            "loss/total": loss,
             "loss/critic": critic_loss,
             "loss/policy": policy_loss,
             "entropy": losses.masked_mean(-log_prob, batch.valid),
@@ -241,8 +243,7 @@ class Sac(OffPolicyAgent):
             "q": losses.masked_mean(q_tm1.mean(0), batch.valid),
         }
         ones = jnp.ones(batch.valid.shape[1:])
-        output = Output(metrics, batch.valid.sum(dtype=jnp.float32), ones)
-        return critic_loss + policy_loss + temperature_loss, output
+        return loss, Output(metrics, batch.valid.sum(dtype=jnp.float32), ones)
 
     def _normal(self, policy: Tree, inputs: Array) -> tuple[Array, Array]:
         """Returns mean and standard deviation, each `[N, A]`, of draws before they are squashed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -92,18 +93,33 @@ def play(
     return jax.lax.while_loop(unfinished, step, begun)
 
 
-def compile_play(agent: Agent, env: Environment, episodes: int, members: int) -> Play:
+def varied(agent: Agent, options: dict[str, Array]) -> Agent:
+    """Returns a copy of the agent in which traced values replace some options.
+
+    This leaves out the agent's own checks, which need numbers: they were made before.
+    """
+    copied = copy.copy(agent)
+    vars(copied).update(options)
+    return copied
+
+
+def compile_play(
+    agent: Agent, env: Environment, episodes: int, members: int, options: Tree | None = None
+) -> Play:
     """Returns the evaluation of a bound agent, which compiles when it is first called.
 
     It plays `episodes` episodes at once for each member. With several members, each leaf of its `params`
-    has a leading axis `[members]`.
+    has a leading axis `[members]`, and so have the values in `options`, which replace the agent's.
     """
-    most = env.episode_steps or MOST_STEPS
+    most, options = env.episode_steps or MOST_STEPS, options or {}
     opened = functools.partial(open_episodes, agent, env, episodes)
-    played = functools.partial(play, agent, env)
+
+    def played(params: Tree, options: Tree, key: Array, begun: Episodes, until: Array) -> Episodes:
+        return play(varied(agent, options), env, params, key, begun, until)
+
     if members > 1:
         opened = jax.vmap(opened, in_axes=None, axis_size=members)
-        played = jax.vmap(played, in_axes=(0, None, 0, None))
+        played = jax.vmap(played, in_axes=(0, 0, None, 0, None))
     opened, played = jax.jit(opened), jax.jit(played)
 
     def evaluation(
@@ -115,7 +131,7 @@ def compile_play(agent: Agent, env: Environment, episodes: int, members: int) ->
             if stop():
                 return None
             steps = min(steps + _STEPS_AT_ONCE, most)
-            now = played(params, act_key, now, np.uint32(steps))
+            now = played(params, options, act_key, now, np.uint32(steps))
         results = jax.device_get((now.done, now.returns, now.lengths, now.sums))
         results = jax.tree.map(lambda x: x.reshape(members, -1), results)
         return [_summary(*jax.tree.map(lambda x: x[i], results)) for i in range(members)]  # noqa: B023

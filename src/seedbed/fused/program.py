@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from seedbed.envs.device.wrappers import (
 )
 from seedbed.fused import rollout
 from seedbed.fused.carry import Carry, Iteration, Plan
-from seedbed.fused.playing import Play, compile_play
+from seedbed.fused.playing import Play, compile_play, varied
 from seedbed.run.checking import checked
 from seedbed.run.devices import choose_shared_devices
 from seedbed.run.group import Group, placed
@@ -120,15 +120,18 @@ class Program:
 
         @jax.jit
         def one(seed: Array, options: dict[str, Array]) -> Carry:
-            agent = _varied(self.agent, options)
-            return rollout.first_carry(agent, self.env, self.plan, jax.random.key(seed))
+            agent, key = varied(self.agent, options), jax.random.key(seed)
+            return rollout.first_carry(agent, self.env, self.plan, key)
 
         # One after the other: an agent of the user's may draw orthogonal matrices by batches of
         # factorisations, which can wait for one another for ever (`nets/orthogonal.py`).
-        members = [
-            one(np.uint32(seed), {name: np.float32(value) for name, value in options.items()})
-            for seed, options in zip(self.config.member_seeds, self.config.variations, strict=True)
-        ]
+        with self._of_numbers():
+            members = [
+                one(np.uint32(seed), {name: np.float32(value) for name, value in options.items()})
+                for seed, options in zip(
+                    self.config.member_seeds, self.config.variations, strict=True
+                )
+            ]
         if self.members == 1:
             return members[0]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
@@ -173,13 +176,14 @@ class Program:
         def step(
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
         ) -> tuple[Carry, Array]:
-            varied = _varied(self.agent, options)
             env, euler_env = self.env, self._euler_env
             if euler_env is not None and self.config.euler_share == 1:
                 env, euler_env = euler_env, None  # the own step is not compiled
             move = rollout.moves(env, euler_env, use_euler)
             axis = self._axis if self.members == 1 else None
-            carry, report = rollout.iterate(varied, move, self.plan, axis, carry, progress)
+            carry, report = rollout.iterate(
+                varied(self.agent, options), move, self.plan, axis, carry, progress
+            )
             packed, self._unpack = _packed(report)
             return carry, packed
 
@@ -192,8 +196,14 @@ class Program:
                 step, mesh=self._mesh, in_specs=ins, out_specs=outs, check_vma=check
             )
         begun, use_euler = self._progress([0] * self.members), np.bool_(False)
-        try:
+        with self._of_numbers():
             return jax.jit(step, donate_argnums=0).trace(carry, self._options, begun, use_euler)
+
+    @contextlib.contextmanager
+    def _of_numbers(self) -> Iterator[None]:
+        """Raises SeedbedError if what is traced within needs the number of a swept option."""
+        try:
+            yield
         except jax.errors.ConcretizationTypeError as error:
             if not self.config.sweep:
                 raise
@@ -250,7 +260,7 @@ class Program:
         """
         if self._play is None:
             episodes = self.config.evaluate_episodes
-            self._play = compile_play(self.agent, self.env, episodes, self.members)
+            self._play = compile_play(self.agent, self.env, episodes, self.members, self._options)
         params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
         return self._play(params, seed, stop)
 
@@ -302,16 +312,6 @@ def _euler_env(env: Environment, share: float) -> Environment | None:
             f"euler_share is {share:g}, but {error}; train with --euler-share 0"
         ) from error
     return None if other == env else episode_statistics(training(other))
-
-
-def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
-    """Returns a copy of the agent in which traced values replace some options.
-
-    This leaves out the agent's own checks, which need numbers: `_check_sweep` has made them before.
-    """
-    varied = copy.copy(agent)
-    vars(varied).update(options)
-    return varied
 
 
 def _check_sweep(agent: Agent, config: FusedConfig) -> None:

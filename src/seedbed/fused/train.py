@@ -11,6 +11,7 @@ import numpy as np
 
 from seedbed.fused.carry import Carry, Iteration
 from seedbed.fused.program import Program
+from seedbed.ops.noise import PinkNoise
 from seedbed.run.callback import Callback, OnMetrics
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
@@ -75,8 +76,9 @@ def _restored(program: Program, session: Session) -> FusedRun:
         learner = session.begun(program.agent, first.learner, program.members)
         return _begun(program, first._replace(learner=learner), [0] * program.members, episodes)
     carry, metadata = resumed
-    # Exploration rates come from options, which the user may have changed since.
-    if jax.tree.leaves(template.actor.per_env):
+    # Exploration rates come from options, which the user may have changed since. Noise goes on.
+    per_env = template.actor.per_env
+    if jax.tree.leaves(per_env) and not isinstance(per_env, PinkNoise):
         per_env = jax.jit(lambda: program.first().actor.per_env)()
         carry = carry._replace(actor=carry.actor._replace(per_env=per_env))
     for each, state in zip(episodes, metadata["episodes"], strict=True):

@@ -82,11 +82,8 @@ def return_sums(
     """
     if not isinstance(seen, RunningStatistics):
         return ()
-    count = valid.sum(dtype=jnp.float32)
-    # An invalid row may hold any number. The mean in its place adds nothing.
-    rows = jnp.where(valid, returns, seen.mean).reshape(-1)
-    sums = statistics.deviations(seen, rows)._replace(weight=count)
-    return sums.times(1.0 / jnp.maximum(count, 1.0))
+    sums = statistics.deviations(seen, returns.reshape(-1), valid.reshape(-1))
+    return sums.times(1.0 / jnp.maximum(sums.weight, 1.0))
 
 
 def absorb(

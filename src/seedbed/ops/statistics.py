@@ -90,11 +90,17 @@ def no_deviations(statistics: RunningStatistics) -> Deviations:
     return Deviations(jnp.zeros(()), jax.tree.map(jnp.copy, statistics.mean), first, second)
 
 
-def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
-    """Sums the deviations of the N rows of `x`, leaves `[N, *shape]`, from the statistics' mean."""
+def deviations(statistics: RunningStatistics, x: Tree, counts: Array | None = None) -> Deviations:
+    """Sums the deviations from the statistics' mean of those rows of `x` that count.
+
+    Leaves of `x` are `[N, *shape]`, `counts` is bool `[N]`; without it all rows count.
+    """
+    if counts is None:
+        counts = jnp.ones(jax.tree.leaves(x)[0].shape[0], jnp.bool_)
 
     def sums(leaf: Array, mean: Array) -> tuple[Array, Array]:
         centred = leaf.astype(jnp.float32) - mean[None]
+        centred = jnp.where(counts.reshape(-1, *(1,) * mean.ndim), centred, 0.0)
         zero = jnp.float32(0.0)
         # One reduction computes both sums: on CPU, XLA gives a plain sum to threads, which costs up to
         # fifty times as much.
@@ -108,7 +114,7 @@ def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
     both = jax.tree.map(sums, x, statistics.mean)
     first, second = jax.tree.transpose(jax.tree.structure(x), jax.tree.structure((0, 0)), both)
     return Deviations(
-        weight=jnp.float32(jax.tree.leaves(x)[0].shape[0]),
+        weight=counts.sum(dtype=jnp.float32),
         origin=statistics.mean,
         first=first,
         second=second,

@@ -18,6 +18,8 @@ _WHOLE = ("seen", "returns", "sums")
 """Statistics: their numbers are meant together."""
 _ANEW = ("auxiliary.sums", "auxiliary.parts")
 """Sums of a pass that is under way, in our agents: a new run begins its own."""
+_OWN = ("params.seed", "params.generation", "params.exploration")
+"""Random numbers and schedules of our agents: a new run has its own."""
 
 
 class LoadedWeights(NamedTuple):
@@ -110,7 +112,7 @@ def fitting(
 
 def _counts(name: str, parts: tuple[str, ...]) -> bool:
     group = _group(name)
-    return name.partition(".")[0] in parts and group not in _ANEW
+    return name.partition(".")[0] in parts and group not in _ANEW and name not in _OWN
 
 
 def _group(name: str) -> str:
