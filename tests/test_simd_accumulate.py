@@ -42,6 +42,15 @@ def carried_rows(table, x):
     return (lax.scan(body, table, ROWS)[0] * np.arange(1, 13, dtype=np.float32).reshape(4, 3)).sum()
 
 
+def read_before(table, x):
+    """The first row is read where an index counts from the end to before it."""
+
+    def body(total, row):
+        return total + (lax.dynamic_index_in_dim(table, row - 9, keepdims=False) * x).sum(), None
+
+    return lax.scan(body, jnp.float32(0), ROWS)[0]
+
+
 def read_outside(table, x):
     i = jnp.int32(x[0] > 0)
     return (lax.dynamic_slice(table, (i, 0), (2, 3)) * x[None]).sum() + table[i, 1] * table.sum()
@@ -52,8 +61,8 @@ def chosen(table, x):
     return lax.cond(x[0] > 0, lambda: table[1] @ x + read_rows(table, x), lambda: x.sum())
 
 
-@pytest.mark.quick("read_rows", "carried_rows")
-@pytest.mark.parametrize("function", [read_rows, carried_rows, read_outside, chosen])
+@pytest.mark.quick("read_rows", "carried_rows", "read_before")
+@pytest.mark.parametrize("function", [read_rows, carried_rows, read_before, read_outside, chosen])
 def test_gradients_are_those_of_vmap(function):
     rng = np.random.default_rng(0)
     given = [jnp.asarray(rng.normal(size=(5, *shape)), jnp.float32) for shape in ((4, 3), (3,))]

@@ -455,6 +455,19 @@ def test_each_setting_has_code_of_its_own(folder, monkeypatch):
     assert len(files(folder)) == 2 + (host_vector_unit().width != 4)
 
 
+def test_another_way_of_drawing_is_another_kernel(folder):
+    def f(key):
+        return jax.random.bits(key, (3,))
+
+    keys = jax.random.split(jax.random.key(3), 4)
+    drawn = []
+    for way in (True, False):
+        with jax.threefry_partitionable(way):
+            drawn.append(np.asarray(vectorize(f)(keys)))
+            np.testing.assert_array_equal(drawn[-1], jax.vmap(f)(keys))
+    assert (drawn[0] != drawn[1]).any() and len(files(folder)) == 2
+
+
 def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
     def write(path, text):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,21 @@ def chosen(seed, data):
     return jax.random.uniform(picked), jax.vmap(jax.random.uniform)(keys[1:])
 
 
+def folded_over_one_side(seed, data):
+    key, numbers = jax.random.wrap_key_data(data), jnp.arange(3) + seed
+    keys = jax.random.split(key, 3)
+    folds = [
+        jax.vmap(jax.random.fold_in, axes)(*given)
+        for axes, given in (
+            ((None, 0), (key, numbers)),
+            ((0, None), (keys, seed)),
+            ((0, 0), (keys, numbers)),
+        )
+    ]
+    each = jax.vmap(lambda k: jax.vmap(lambda n: jax.random.fold_in(k, n))(numbers))(keys)
+    return jax.random.key_data(jnp.stack(folds)), jax.random.key_data(each)
+
+
 def distributions(seed, data):
     key = jax.random.wrap_key_data(data)
     return (
@@ -63,7 +78,9 @@ def distributions(seed, data):
     )
 
 
-@pytest.mark.parametrize("function", [seeds_and_splits, in_loops, chosen, distributions])
+@pytest.mark.parametrize(
+    "function", [seeds_and_splits, in_loops, chosen, folded_over_one_side, distributions]
+)
 def test_numbers_are_those_of_jax(function):
     seeds = np.arange(-3, 6, dtype=np.int32)
     data = np.random.default_rng(0).integers(0, 2**32, (9, 2), dtype=np.uint32)

@@ -246,6 +246,7 @@ def scatters(x, n):
         y = y.at[k % 7].add(x, mode="drop").at[k - 3].set(x * k).at[k % 9, 1].mul(0.5, mode="clip")
         return y, b.at[k % 8].set(y[k % 4, 0] > 0, mode="drop").at[k % 5].set(n > k)
 
+    modes.append([y.at[i].subtract(new, mode=m) for m in ("clip", "drop")])
     outside = x.at[jnp.asarray([5, -9, 2])].set(2.0)
     return modes, outside, y.at[:, n % 4].set(9), lax.fori_loop(0, N, body, (y, jnp.zeros(5, bool)))
 

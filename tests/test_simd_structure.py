@@ -179,12 +179,11 @@ def bounds(draw, shape, dtype):
 
 
 def products(draw, shape, dtype):
-    if dtype == "bool":
-        return lambda x, y, i, j: x
+    other = draw(st.sampled_from([dtype, "float32", "int32", "bool"]))
     axes = draw(st.sets(st.integers(0, len(shape) - 1)))
     batch = [k for k in range(len(shape)) if k not in axes and draw(st.booleans())]
     dims = ((sorted(axes), sorted(axes)), (batch, batch))
-    return lambda x, y, i, j: lax.dot_general(x, y, dims)
+    return lambda x, y, i, j: lax.dot_general(x, y.astype(other), dims)
 
 
 # Indices: of each example, and the same for all

@@ -83,9 +83,11 @@ def _whole(value: Any) -> Any:
 
 
 def _added(total: Any, rows: _Rows) -> Any:
+    # An index below 0 is the first place here, as in the operation itself, and counts nothing from the end.
     for part, start in rows.parts:
-        old = lax.dynamic_slice(total, start, part.shape)
-        total = lax.dynamic_update_slice(total, old + part, start)
+        at = [p if isinstance(p, jax.core.Tracer) else max(0, int(p)) for p in start]
+        old = lax.dynamic_slice(total, at, part.shape, allow_negative_indices=False)
+        total = lax.dynamic_update_slice(total, old + part, at, allow_negative_indices=False)
     return total
 
 

@@ -195,8 +195,10 @@ def _split(equation: Any, data: Any) -> Sequence[Any]:
 
 
 def _fold_in(equation: Any, data: Any, numbers: Any) -> Sequence[Any]:
-    aval = equation.invars[0].aval
-    return _traced(_each(aval.dtype._impl.fold_in, aval.ndim), data, numbers)
+    shape, impl = equation.outvars[0].aval.shape, equation.invars[0].aval.dtype._impl
+    numbers = jnp.broadcast_to(numbers, shape)
+    data = jnp.broadcast_to(data, (*shape, *impl.key_shape))
+    return _traced(_each(impl.fold_in, len(shape)), data, numbers)
 
 
 def _same(equation: Any, data: Any) -> Sequence[Any]:

@@ -300,6 +300,7 @@ def _scatter(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
     op = {
         "scatter": None,
         "scatter-add": "add",
+        "scatter-sub": "sub",
         "scatter-mul": "mul",
         "scatter-min": "min",
         "scatter-max": "max",
@@ -340,6 +341,7 @@ INDEXED: dict[str, Special] = {
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter,
+    "scatter-sub": _scatter,
     "scatter-mul": _scatter,
     "scatter-min": _scatter,
     "scatter-max": _scatter,

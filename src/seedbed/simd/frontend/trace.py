@@ -301,10 +301,12 @@ def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
     right = rows(b, (batch_b, free_b, contract_b))
     result = np.empty((left.shape[0], left.shape[1], right.shape[1]), object)
     dtype = str(equation.outvars[0].aval.dtype)
+    add, multiply = ("or", "and") if dtype == "bool" else ("add", "mul")
     for n, i, j in np.ndindex(*result.shape):
         total = g.constant(0, dtype)
         for x, y in zip(left[n, i], right[n, j], strict=True):
-            total = g.apply("add", total, g.apply("mul", x, y))
+            product = g.apply(multiply, g.convert(x, dtype), g.convert(y, dtype))
+            total = g.apply(add, total, product)
         result[n, i, j] = total
     return [result.reshape(equation.outvars[0].aval.shape)]
 
@@ -312,6 +314,7 @@ def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
 def _column_by_column(equation: Any) -> core.ClosedJaxpr:
     """Returns the jaxpr of a dot_general as a loop over the only free axis of its right operand."""
     contract_a, contract_b = equation.params["dimension_numbers"][0]
+    wanted = equation.outvars[0].aval.dtype
     left, right = (variable.aval for variable in equation.invars)
     (free,) = {*range(right.ndim)} - {*contract_b}
     rest = [i - (free < i) for i in contract_b]
@@ -319,7 +322,8 @@ def _column_by_column(equation: Any) -> core.ClosedJaxpr:
     def columns(a: jax.Array, b: jax.Array) -> jax.Array:
         def column(_: None, j: jax.Array) -> tuple[None, jax.Array]:
             picked = jax.lax.dynamic_index_in_dim(b, j, free, keepdims=False)
-            return None, jax.lax.dot_general(a, picked, ((contract_a, rest), ((), ())))
+            dims = ((contract_a, rest), ((), ()))
+            return None, jax.lax.dot_general(a, picked, dims, preferred_element_type=wanted)
 
         _, made = jax.lax.scan(column, None, jnp.arange(right.shape[free]))
         return jnp.moveaxis(made, 0, -1)
