@@ -151,7 +151,7 @@ def given(monkeypatch):
 )
 def test_a_recorded_episode_ends_as_in_training(given, kwargs, steps):
     """Of an environment that the users' module registers, with the run's own options."""
-    config = GymEnv("own_pendulum:OwnPendulum-v0", kwargs=kwargs)
+    config = GymEnv("own_environments:OwnPendulum-v0", kwargs=kwargs)
     film = record._in_gymnasium(config, None, 2, 0, "")
     assert [len(each.reward) for each in film.episodes] == [steps, steps]
 
