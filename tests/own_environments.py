@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ class OwnPendulum(InvertedPendulumEnv):
 class Choosing(gymnasium.Env):
     """Takes only actions of its space, in the space's own type, whose first choice is not 0."""
 
-    SPACES = {
+    SPACES: ClassVar[dict[str, spaces.Space]] = {
         "one": spaces.Discrete(2, start=5),
         "grid": spaces.Box(np.int8([[-3, 2]]), np.int8([[-1, 4]]), dtype=np.int8),
     }

@@ -416,11 +416,19 @@ def test_episodes_are_drawn_before_the_score_and_of_the_same_checkpoint(
     monkeypatch.setattr(
         evaluation, "evaluate", lambda **options: played.append(options["params"]) or dict(result)
     )
-    command = ["evaluate", str(run_with_checkpoint), "--html", str(tmp_path / "page.html"), "--json"]
+    command = [
+        "evaluate",
+        str(run_with_checkpoint),
+        "--html",
+        str(tmp_path / "page.html"),
+        "--json",
+    ]
     assert cli.main(command) == 1 and not played
     assert "CartPole-v1 has no MuJoCo model to draw" in capsys.readouterr().err
     shown = []
-    monkeypatch.setattr(record, "show", lambda run, trained, **options: shown.append(trained.params))
+    monkeypatch.setattr(
+        record, "show", lambda run, trained, **options: shown.append(trained.params)
+    )
     assert cli.main(command) == 0
     assert played[0] is shown[0]
 

@@ -376,6 +376,18 @@ def test_errors_have_one_line(run, folder, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "policy").exists()
 
 
+def test_an_empty_folder_stays_where_it_is(tmp_path, monkeypatch):
+    """A shell that is in it would else be in a folder that is gone."""
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    with pytest.raises(SeedbedError, match="the folder . cannot be written"):
+        command._write(Path(), {"policy.onnx": b"", "none/contract.json": b""})
+    assert not [*tmp_path.iterdir()]
+    command._write(Path(), {"policy.onnx": b"", "contract.json": b""})
+    assert sorted(map(str, Path().iterdir())) == ["contract.json", "policy.onnx"]
+    assert tmp_path.stat().st_ino == before
+
+
 def changed(path: Path, change) -> None:
     contract = json.loads(path.read_text())
     change(contract)

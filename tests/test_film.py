@@ -88,7 +88,10 @@ def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (FactoryEnv("own_environments:OwnPendulum"), "FactoryEnv cannot be drawn: of MuJoCo's tasks"),
+        (
+            FactoryEnv("own_environments:OwnPendulum"),
+            "FactoryEnv cannot be drawn: of MuJoCo's tasks",
+        ),
         (time_limit(Reacher(), 5), "_TimeLimit cannot be drawn: of MuJoCo's tasks"),
         (GymEnv("CartPole-v1"), "CartPole-v1 has no MuJoCo model to draw"),
     ],

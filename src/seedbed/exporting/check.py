@@ -45,7 +45,9 @@ class Difference(NamedTuple):
     """How far the outputs of a graph were from those of JAX."""
 
     largest: dict[str, float]  # largest error of each output; 1 if a whole number differs
-    scale: dict[str, float]  # largest number of each output, but for the scores of forbidden choices;
+    scale: dict[
+        str, float
+    ]  # largest number of each output, but for the scores of forbidden choices;
     # 1 for whole numbers
 
     def relative(self) -> dict[str, float]:

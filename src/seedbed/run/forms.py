@@ -35,7 +35,7 @@ class PlainForms:
 
     spec: EnvSpec
     first: np.ndarray | None = None
-    """An environment's own action for choices that are all 0, to which choices add; None: they are its own."""
+    """The environment's action for choices that are all 0, to which choices add; None: nothing is added."""
 
     def encode(self, observation: Any) -> Tree:
         """Returns arrays in the spec's dtypes; raises SeedbedError if they do not fit or are not finite."""

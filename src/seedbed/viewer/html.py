@@ -92,8 +92,8 @@ def describe_scene(
 ) -> dict[str, Any]:
     """Returns the bodies of a model and a camera, as JSON values.
 
-    `bodies` in it are the numbers of those that move, and are seen or followed. `drawn` takes surfaces, and how many geoms have each;
-    it returns those to draw in their place.
+    `bodies` in it are the numbers of those that move, and are seen or followed. `drawn` takes surfaces, and
+    how many geoms have each; it returns those to draw in their place.
     """
     surfaces: dict[tuple[int, int], int] = {}
     geoms = _describe_geoms(model, surfaces)
