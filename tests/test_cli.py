@@ -404,6 +404,35 @@ def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
     assert policy.act(np.array([0.0, 0.1, 0.0, 0.1])) in (0, 1)
 
 
+def test_episodes_are_drawn_before_the_score_and_of_the_same_checkpoint(
+    run_with_checkpoint, tmp_path, monkeypatch, capsys
+):
+    """A run under way may have a better checkpoint after a minute."""
+    from seedbed.run import evaluation
+    from seedbed.viewer import record
+
+    played = []
+    result = {"episode_return_mean": 1.0, "episode_return_std": 0.0, "episodes": 1}
+    monkeypatch.setattr(
+        evaluation, "evaluate", lambda **options: played.append(options["params"]) or dict(result)
+    )
+    command = [
+        "evaluate",
+        str(run_with_checkpoint),
+        "--html",
+        str(tmp_path / "page.html"),
+        "--json",
+    ]
+    assert cli.main(command) == 1 and not played
+    assert "CartPole-v1 has no MuJoCo model to draw" in capsys.readouterr().err
+    shown = []
+    monkeypatch.setattr(
+        record, "show", lambda run, trained, **options: shown.append(trained.params)
+    )
+    assert cli.main(command) == 0
+    assert played[0] is shown[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Custom:
     """An agent that knows nothing of tyro."""

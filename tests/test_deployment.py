@@ -183,6 +183,27 @@ def test_a_scene_without_what_the_policy_needs_is_refused(scenes, tmp_path):
         Robot(bare, told)
 
 
+@pytest.mark.parametrize("instead", ["", '<motor joint="RL_calf"/>', "gear"])
+def test_a_scene_whose_joint_has_no_servo_is_refused(scenes, tmp_path, instead):
+    told = metadata(deployment(KINDS["go1"](str(scenes["go1"]))))
+    path, text = tmp_path / "other.xml", Path(scenes["go1"]).read_text()
+    geared = '<position joint="RL_calf" gear="2" kp="35"/>'
+    other = geared if instead == "gear" else instead
+    path.write_text(re.sub('<position joint="RL_calf"[^>]*>', other, text))
+    with pytest.raises(
+        SeedbedError, match=r"other\.xml has no servo for RL_calf, which the policy"
+    ):
+        Robot(path, told)
+
+
+def test_a_robot_s_first_targets_are_those_of_the_file(scenes):
+    told = metadata(deployment(KINDS["go1"](str(scenes["go1"])))) | {"action_moves": "target"}
+    first = np.array(told["default_joint_pos"].split(","), float) + 0.01
+    robot = Robot(scenes["go1"], told | {"initial_target": ",".join(map(str, first))})
+    robot.act(np.zeros(12), 0.02)
+    np.testing.assert_allclose(robot.target, first)
+
+
 def test_a_robot_of_a_file_is_seen_in_the_order_of_its_actuators(tmp_path):
     """Its servos are in no order of joints, one joint has none, and the trunk is not body 1."""
     path = tmp_path / "robot.xml"

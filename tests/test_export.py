@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +21,17 @@ import pytest
 
 import seedbed
 from exporting import Exported, free_running, record, teacher_forced
+from own_environments import Choosing
 from seedbed import api, cli
 from seedbed.config import configuration, resolve
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exporting import command
-from seedbed.exporting.check import TOLERANCE, open_session
+from seedbed.exporting.check import TOLERANCE, _random_inputs, compare, open_session
 from seedbed.exporting.graph import Graph
 from seedbed.exporting.translate import MOST_ROUNDS, translate
 from seedbed.run.deployed import Policy
 from seedbed.run.operations import flatten
-from seedbed.types import SeedbedError
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 from small_disk import SmallDisk, on_small_disk
 from untrained_run import write_run
 
@@ -166,6 +169,19 @@ def test_the_guide_drives_environments_without_jax(folder, remembering):
     assert -2000 < swung < 0
 
 
+@pytest.mark.parametrize("kind", Choosing.SPACES)
+def test_choices_are_sent_as_the_environment_counts_them(tmp_path, capsys, kind):
+    env = GymEnv("own_environments:Choosing-v0", kwargs={"kind": kind})
+    run = write_run(tmp_path / "run", dataclasses.replace(CARTPOLE, env=env, agent=TINY))
+    command.export(run, tmp_path / "policy")
+    for block in (0, 1):
+        exec(guide_code(block).replace("exported/ant", str(tmp_path / "policy")), {})
+    assert capsys.readouterr().out == "4.0\n4.0\n"
+    for seen in (np.zeros(2, np.float32), np.zeros((3, 2), np.float32)):
+        ours, theirs = (seedbed.load(each).act(seen) for each in (run, tmp_path / "policy"))
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+
+
 FUNCTIONS = {
     "log1p": lambda x: jnp.log1p(jnp.abs(x) * 1e-4),
     "expm1": lambda x: jnp.expm1(x * 1e-4) + jax.nn.elu(x),
@@ -207,6 +223,28 @@ FUNCTIONS = {
     ),
     "bytes": lambda x: (jnp.abs(x) * 50).astype(jnp.uint8).astype(jnp.float32) / 255,
 }
+
+
+def test_a_mask_is_checked_in_both_states_and_scores_on_their_own_scale():
+    observation = {"action_mask": ArraySpec((3,), "uint8"), "x": ArraySpec((2,), "float32")}
+    policy = Policy(TINY, (), EnvSpec(observation, Discrete(3)), 1)
+    masks = [given["observation.action_mask"] for given in _random_inputs(policy, 5)]
+    assert {0, 1} == {*np.unique(masks)}
+
+    class Session:
+        def get_inputs(self):
+            return []
+
+        def get_outputs(self):
+            return [SimpleNamespace(name="logits")]
+
+        def run(self, names, fed):
+            return [np.float32([[2.1, -1e9]])]
+
+    expected = {"logits": np.float32([[2.0, -1e9]])}
+    session: Any = Session()
+    found = compare(session, lambda memory, given: expected, {}, iter([{}])).relative()
+    assert found["logits"] == pytest.approx(0.05, rel=1e-5)
 
 
 def exported_function(function):
@@ -272,6 +310,8 @@ class OneByOne(type(TINY)):
     """An agent whose `act` must know how many environments there are."""
 
     def act(self, params, actor_state, timestep, keys, evaluate):
+        # On a GPU, less would round more than the check allows.
+        assert jax.config.jax_default_matmul_precision == "highest"
         rows = [timestep.observation[i] for i in range(int(timestep.first.shape[0]))]
         timestep = timestep._replace(observation=jnp.stack(rows) * 2.0)
         return super().act(params, actor_state, timestep, keys, evaluate)
@@ -334,6 +374,18 @@ def test_errors_have_one_line(run, folder, tmp_path, capsys, monkeypatch):
         "seedbed: an exported policy needs the package onnxruntime: pip install 'seedbed[export]'"
     )
     assert not (tmp_path / "policy").exists()
+
+
+def test_an_empty_folder_stays_where_it_is(tmp_path, monkeypatch):
+    """A shell that is in it would else be in a folder that is gone."""
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    with pytest.raises(SeedbedError, match="the folder . cannot be written"):
+        command._write(Path(), {"policy.onnx": b"", "none/contract.json": b""})
+    assert not [*tmp_path.iterdir()]
+    command._write(Path(), {"policy.onnx": b"", "contract.json": b""})
+    assert sorted(map(str, Path().iterdir())) == ["contract.json", "policy.onnx"]
+    assert tmp_path.stat().st_ino == before
 
 
 def changed(path: Path, change) -> None:

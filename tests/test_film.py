@@ -8,7 +8,10 @@ import types
 import numpy as np
 import pytest
 
+from seedbed.envs.device.locomotion.reacher import Reacher
+from seedbed.envs.device.wrappers import time_limit
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.policy import TrainedAgent
 from seedbed.types import SeedbedError
 from seedbed.viewer import film, record
@@ -78,5 +81,22 @@ def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
     monkeypatch.setattr(record, "film_game", short)
     record.show(tmp_path, trained, episodes=1, video=tmp_path / "film.mp4")
     assert (tmp_path / "film.mp4").stat().st_size > 1000
-    with pytest.raises(SeedbedError, match="AtariEnv has no MuJoCo model to draw; a video shows"):
+    with pytest.raises(SeedbedError, match="AtariEnv has no MuJoCo model to draw; only a video"):
         record.show(tmp_path, trained, html=tmp_path / "film.html")
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (
+            FactoryEnv("own_environments:OwnPendulum"),
+            "FactoryEnv cannot be drawn: of MuJoCo's tasks",
+        ),
+        (time_limit(Reacher(), 5), "_TimeLimit cannot be drawn: of MuJoCo's tasks"),
+        (GymEnv("CartPole-v1"), "CartPole-v1 has no MuJoCo model to draw"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told_truly(tmp_path, env, text):
+    trained = TrainedAgent(types.SimpleNamespace(env=env), None, None, (), 0)  # type: ignore[arg-type]
+    with pytest.raises(SeedbedError, match=text):
+        record.show(tmp_path, trained, html=tmp_path / "page.html")

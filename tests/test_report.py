@@ -17,7 +17,7 @@ from saved import roll
 from seedbed import cli
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
-from seedbed.viewer import report
+from seedbed.viewer import curves, report
 from seedbed.viewer.curves import band_of, thinned
 from seedbed.viewer.html import describe
 
@@ -273,6 +273,23 @@ def test_a_run_under_way_without_evaluations_or_anything(tmp_path, play):
     assert "not recorded" in markup
 
 
+def test_what_a_run_may_have_is_no_damage(tmp_path, play, monkeypatch):
+    rare = write_run(tmp_path / "rare", curve(0), fused={"checkpoint_every_s": "Infinity"})
+    auto = write_run(tmp_path / "auto", curve(0), central={"actors": "auto"})
+    bad = [
+        write_run(tmp_path / f"{name}-{value}", curve(0), fused={name: value})
+        for name, value in (("steps", None), ("seeds", None), ("steps", "Infinity"))
+    ]
+    _, _, told = make([rare, auto, *bad], tmp_path / "out.html")
+    wrong = [f"{name} instead" for name in ("steps is 'None'", "seeds is 'None'", "steps is 'inf'")]
+    assert len(told) == 3
+    assert all(said in line for said, line in zip(wrong, told, strict=True))
+    read = report.read_run
+    monkeypatch.setattr(report, "read_run", lambda path: read(path) if path == rare else 1 // 0)
+    told = make([auto, rare], tmp_path / "out.html")[2]
+    assert told == [f"left out: {auto} cannot be read: integer division or modulo by zero"]
+
+
 def test_what_cannot_be_played_is_told(tmp_path, monkeypatch):
     def refuse(run, episodes):
         raise SeedbedError(f"{run.name} has <no> checkpoint\nand more")
@@ -288,10 +305,30 @@ def test_a_page_stays_below_its_limit(tmp_path, play, monkeypatch):
     monkeypatch.setattr(report, "MOST_BYTES", 1 << 20)
     markup, data, told = make([run], tmp_path / "out.html")
     assert data["players"] == [] and "as the page would be too large" in told[0]
+    assert play == []  # there is no room, whatever it would have shown
     assert f"seedbed evaluate {run} --html" in markup
     long = np.arange(1e5), np.sin(np.arange(1e5))
     x, y = thinned(long, 600)
     assert len(x) <= 602 and (x[0], x[-1]) == (0, 99_999) and y.max() == long[1].max()
+
+
+def test_all_curves_of_a_page_share_its_room(tmp_path, play, monkeypatch):
+    """Those of evaluations and of bands, too, in all charts of all environments."""
+    runs = [
+        write_run(tmp_path / f"{name}-{seed}", curve(seed), seed=seed, env={"class": f"m:{name}"})
+        for name in ("A", "B")
+        for seed in (0, 1)
+    ]
+    for run in runs:
+        config = json.loads((run / "config.json").read_text()) | {"name": ""}
+        (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(curves, "MOST_POINTS", 600)
+    groups = make(runs, tmp_path / "out.html")[1]["groups"]
+    drawn = [t for group in groups for chart in group["charts"] for t in chart["traces"]]
+    assert len(groups) == 2 and 300 < sum(len(trace["x"]) for trace in drawn) <= 600
+    (band,) = (t for t in traces(groups[0], "Speed", "wall_s") if t["kind"] == "median")
+    assert len({len(band[name]) for name in ("x", "y", "low", "high")}) == 1
+    assert traces(groups[0], "Speed", "wall_s")[0]["y"][-1] == 1040.0
 
 
 def test_bands_of_runs_that_never_meet():

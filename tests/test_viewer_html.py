@@ -18,7 +18,7 @@ from PIL import Image
 from browser import Browser, needs_browser, wait_until
 from saved import ASSETS, roll
 from seedbed.types import SeedbedError
-from seedbed.viewer.html import QUATERNION_SCALE, WEB, write_html
+from seedbed.viewer.html import QUATERNION_SCALE, WEB, describe, describe_scene, write_html
 from seedbed.viewer.recording import Episode, Recording, compute_poses, find_view
 from small_disk import SmallDisk, on_small_disk
 
@@ -117,6 +117,20 @@ def test_mocap_bodies_and_what_they_carry_are_where_they_were_put(tmp_path, give
     wrong = Episode(np.zeros((3, 1)), np.zeros(2), 0.1, mocap_pos=path[:, :, :2])
     with pytest.raises(SeedbedError, match=r"mocap_pos has shape .3, 1, 2., it must be .3, 1, 3"):
         Recording(model, (wrong,), "mocap")
+
+
+def test_a_robot_whose_trunk_has_no_geom_is_followed(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(
+        """<mujoco><worldbody><body name="trunk" pos="0 0 1"><freejoint/>
+        <inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/>
+        <body><joint name="hip"/><geom size="0.1"/></body></body></worldbody>
+        <actuator><motor joint="hip"/></actuator></mujoco>"""
+    )
+    still = Episode(np.tile([0, 0, 1, 1, 0, 0, 0, 0.0], (2, 1)), np.zeros(1), 0.1)
+    view = find_view(recording := Recording(path, (still,), ""))
+    assert view.body == 1 and describe_scene(recording.model, view)["bodies"] == [1, 2]
+    assert describe(recording)["episodes"]
 
 
 def test_colours_are_those_of_mujoco(tmp_path):

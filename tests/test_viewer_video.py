@@ -126,22 +126,38 @@ def test_failed_film_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == b"an older film"
 
 
-def test_a_policy_that_is_filmed_is_given_its_rewards(monkeypatch):
-    """A memory may be fed the reward before."""
-    given = []
+@pytest.fixture
+def given(monkeypatch):
+    """The rewards that a policy is given, which does nothing, in an episode that is recorded."""
+    rewards = []
 
     class Still:
         def __init__(self, *_):
             pass
 
         def reset(self):
-            given.clear()
+            rewards.clear()
 
         def act(self, observation, reward=None):
-            given.append(reward)
+            rewards.append(reward)
             return np.zeros(1, np.float32)
 
     monkeypatch.setattr(record, "policy_of", Still)
+    return rewards
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "steps"), [({"max_episode_steps": 7}, 7), ({"own_limit": 5}, 5)]
+)
+def test_a_recorded_episode_ends_as_in_training(given, kwargs, steps):
+    """Of an environment that the users' module registers, with the run's own options."""
+    config = GymEnv("own_environments:OwnPendulum-v0", kwargs=kwargs)
+    film = record._in_gymnasium(config, None, 2, 0, "")
+    assert [len(each.reward) for each in film.episodes] == [steps, steps]
+
+
+def test_a_policy_that_is_filmed_is_given_its_rewards(given):
+    """A memory may be fed the reward before."""
     film = record._in_gymnasium(GymEnv("InvertedPendulum-v5"), None, 1, 0, "")
     rewards = film.episodes[0].reward
     assert len(rewards) > 3 and given == [0.0, *rewards[:-1]]

@@ -29,7 +29,6 @@ from seedbed.run.bucket import kept, name_of, run_path
 from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, new_folder
-from seedbed.run.forms import PlainForms
 from seedbed.run.programs import keep_programs
 from seedbed.run.signals import stopping_early
 from seedbed.run.sizes import AUTO
@@ -221,8 +220,8 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
     this user and nobody else can write them, or with `trust`.
 
     `run` may also be a folder that `seedbed export` has written, of one of Seedbed's own agents. Such a
-    policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError
-    if the folder is neither, or is damaged.
+    policy takes observations as the folder's contract describes them. Raises SeedbedError if the folder is
+    neither, or is damaged.
     """
     require_seed(seed)
     run = run_path(str(run))
@@ -232,8 +231,9 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
         raise SeedbedError(
             f"{printable(run)} is an exported policy, and has no newer one: leave out newest"
         )
-    agent, spec, frame_stack, params = exported.read(run)
-    return Policy(PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
+    agent, forms, frame_stack, params = exported.read(run)
+    spec = forms.spec
+    return Policy(forms, evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
 
 
 @checked

@@ -247,12 +247,7 @@ def _warn(text: str) -> None:
 def _evaluate(arguments: list[str]) -> int:
     from seedbed.viewer import evaluate
 
-    def play(*given: Any, **options: Any) -> dict[str, Any]:
-        from seedbed import api
-
-        return api.evaluate(*given, **options)
-
-    evaluate.evaluate(_parsed("evaluate", evaluate, arguments), play, _print, _warn)
+    evaluate.evaluate(_parsed("evaluate", evaluate, arguments), _print, _warn)
     return ExitStatus.FINISHED
 
 

@@ -192,6 +192,13 @@ def evaluate(
     at_least("episodes", episodes, 1)
     require_seed(seed)
     trained = restore(run, warn, newest, trust, greedy)
+    return evaluate_trained(trained, run, episodes, env, seed)
+
+
+def evaluate_trained(
+    trained: TrainedAgent, run: str | Path, episodes: int, env: str | None, seed: int
+) -> dict[str, Any]:
+    """Plays whole episodes with a policy of `restore`, as `evaluate` does; `run` is for messages only."""
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
         from seedbed.fused import playing

@@ -12,11 +12,13 @@ import onnxruntime
 from seedbed.exporting.policy import (
     FIRST,
     NEXT,
+    OBSERVATION,
     REWARD,
     PolicyGraph,
     input_names,
     trace,
 )
+from seedbed.ops.masks import FORBIDDEN
 from seedbed.run.deployed import (
     Policy,
     PolicyInput,
@@ -27,6 +29,7 @@ from seedbed.run.deployed import (
 )
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.operations import Program, Value
+from seedbed.spaces import ACTION_MASK
 from seedbed.types import ArraySpec, SeedbedError, Tree
 
 TOLERANCE = 1e-5
@@ -42,7 +45,10 @@ class Difference(NamedTuple):
     """How far the outputs of a graph were from those of JAX."""
 
     largest: dict[str, float]  # largest error of each output; 1 if a whole number differs
-    scale: dict[str, float]  # largest number of each output; 1 for whole numbers
+    scale: dict[
+        str, float
+    ]  # largest number of each output, but for the scores of forbidden choices;
+    # 1 for whole numbers
 
     def relative(self) -> dict[str, float]:
         """Returns the largest error of each output, relative to the output's largest number."""
@@ -151,7 +157,8 @@ def compare(
                     f"{b.dtype}{list(b.shape)}"
                 )
             if a.dtype.kind == "f":
-                error, size = np.abs(np.float64(a) - b), np.abs(np.float64(b))
+                error = np.abs(np.float64(a) - b)
+                size = np.abs(np.float64(b[b > FORBIDDEN / 2]))
             else:
                 error, size = np.float64(a != b), np.ones(1)
             # A number that is not finite fails every comparison.
@@ -188,7 +195,7 @@ def _random_inputs(policy: Policy, batch: int) -> Iterator[Arrays]:
     specs = jax.tree.leaves(input_specs(policy), is_leaf=_is_spec)
     for step in range(_STEPS):
         given = {
-            name: _random(rng, (batch, *spec.shape), np.dtype(spec.dtype))
+            name: _random(rng, (batch, *spec.shape), np.dtype(spec.dtype), name)
             for name, spec in zip(input_names(policy), specs, strict=True)
         }
         given[FIRST] = rng.random(batch) < (0.2 if step else 2.0)
@@ -196,7 +203,11 @@ def _random_inputs(policy: Policy, batch: int) -> Iterator[Arrays]:
         yield given
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _random(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, name: str
+) -> np.ndarray:
+    if name.startswith(f"{OBSERVATION}.{ACTION_MASK}"):
+        return (rng.random(shape) < 0.5).astype(dtype)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     if dtype.kind == "b":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import onnxruntime
 import safetensors.numpy
@@ -81,7 +83,7 @@ def export(
 
     `trust` is that of `restore`. Calls `warn` like it, and if the graph takes only one environment at a
     time. Raises SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX,
-    if onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
+    if onnxruntime does not agree with JAX, or if the folder cannot be written; then it is as it was before.
     """
     run, folder = Path(run), Path(folder)
     _require_room(folder)
@@ -89,10 +91,14 @@ def export(
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
     robot = _robot(trained.env, warn)
-    graph = build(policy, metadata(robot) if robot else {})
-    if graph.single:
-        warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
-    errors = require_equal(policy, graph)
+    # On a GPU, JAX would round the factors of products to TF32, by more than the check allows.
+    with jax.default_matmul_precision("highest"):
+        graph = build(policy, metadata(robot) if robot else {})
+        if graph.single:
+            warn(
+                f"the graph takes one environment at a time: with more, act fails ({graph.single})"
+            )
+        errors = require_equal(policy, graph)
     lines = read_lines(run / METRICS)
     arrays = {name: np.array(array_of(leaf)) for name, leaf in named_leaves(policy.params)}
     files = {
@@ -108,7 +114,7 @@ def export(
         "observation": observation_json(policy.spec.observation),
         # Only to make the agent again: no input, as critics alone have seen it.
         "privileged": observation_json(entry(trained.forms.spec.observation, PRIVILEGED)),
-        "action": action_json(policy.spec.action),
+        "action": action_json(trained.forms),
         "mirror": mirror_json(trained.forms.spec.mirror),
         "frame_stack": frame_stack,
         "agent": _agent(policy.agent),
@@ -222,22 +228,33 @@ def _require_room(folder: Path) -> None:
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Writes all files beside the folder, and gives them its name when they are on the disk."""
-    aside = folder.with_name(f".{folder.name}.new")
+    """Writes all files beside a new folder, and gives them its name when they are on the disk.
+
+    An empty folder stays and gets the files, the contract last: a shell may be in it, or it may be a mount.
+    """
+    whole = folder.resolve()
+    is_new = not whole.exists()
+    place = whole.with_name(f".{whole.name}.new") if is_new else whole
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        if is_new:
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
         for name, content in files.items():
-            (aside / name).write_bytes(content)
-            sync(aside / name)
-        sync(aside)
-        aside.rename(folder)
-        sync(folder.parent)
+            (place / name).write_bytes(content)
+            sync(place / name)
+        sync(place)
+        if is_new:
+            place.rename(whole)
+            sync(whole.parent)
     except OSError as error:
+        for name in files:
+            with contextlib.suppress(OSError):
+                (place / name).unlink()
         raise _unusable(folder, error) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if is_new:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _unusable(folder: Path, error: OSError) -> SeedbedError:

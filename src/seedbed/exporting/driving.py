@@ -79,26 +79,39 @@ class Robot:
         self.dofs = np.array([joint.dofadr[0] for joint in joints])
         damping = _numbers(told["joint_damping"])
         within = _numbers(told["servo_damping"]) if "servo_damping" in told else 0.0 * damping
-        self._set_servos(joints, _numbers(told["joint_stiffness"]), damping - within, within)
+        self.servos = self._servos_of(joints, path)
+        self._set_servos(_numbers(told["joint_stiffness"]), damping - within, within)
         none, oldest = np.zeros(len(names)), 3 + max(term["delay"] for term in self.terms)
         self.actions = collections.deque([none] * oldest, maxlen=oldest)  # the newest first
         self.past: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=oldest)
         self.phase = self.shown_phase = np.array(self.gait.get("start", ()))  # rad, of each foot
         longest = max(term["history"] for term in self.terms)
         self.errors = collections.deque([none] * longest, maxlen=longest)  # the newest first
-        self.target = np.zeros(len(names))  # before the first action, as in training
+        # Before the first action, as in training.
+        self.target = _numbers(told["initial_target"]) if "initial_target" in told else none
         self.is_told = False
         self._stand(told.get("keyframe", ""), path)
 
     def _number(self, kind: str, name: str) -> int:
         return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
 
-    def _set_servos(
-        self, joints: list[Any], stiffness: np.ndarray, damping: np.ndarray, within: np.ndarray
-    ) -> None:
+    def _servos_of(self, joints: list[Any], path: Path) -> np.ndarray:
+        """Returns the actuators of joints; raises SeedbedError if one is no servo of a position."""
+        model = self.model
+        servos = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+        servos &= model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
+        servos &= model.actuator_dyntype == mujoco.mjtDyn.mjDYN_NONE
+        servos &= model.actuator_gear[:, 0] == 1
+        driving = {int(model.actuator_trnid[servo, 0]): servo for servo in np.flatnonzero(servos)}
+        if bare := [joint.name for joint in joints if joint.id not in driving]:
+            raise SeedbedError(
+                f"{printable(path)} has no servo for {', '.join(map(printable, bare[:4]))}, which the policy "
+                "drives: give each joint a <position> with the gear 1, or name the scene of the training"
+            )
+        return np.array([driving[joint.id] for joint in joints])
+
+    def _set_servos(self, stiffness: np.ndarray, damping: np.ndarray, within: np.ndarray) -> None:
         """Sets the gains; `damping` is the joints', and `within` is that of the servos themselves."""
-        driven = list(self.model.actuator_trnid[:, 0])
-        self.servos = np.array([driven.index(joint.id) for joint in joints])
         self.model.actuator_gainprm[self.servos, 0] = stiffness
         self.model.actuator_biasprm[self.servos, 1] = -stiffness
         self.model.actuator_biasprm[self.servos, 2] = -within

@@ -16,6 +16,7 @@ from seedbed.files import load_json
 from seedbed.printable import printable
 from seedbed.run import trust
 from seedbed.run.encoding import construct
+from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
 from seedbed.spaces import PRIVILEGED, Mirror, Reflection, policy_spec
@@ -40,7 +41,7 @@ class ExportedAgent(NamedTuple):
     """A trained agent from an exported folder."""
 
     agent: Agent  # bound
-    spec: EnvSpec  # of single frames
+    forms: PlainForms  # of single frames, and of actions as the environment takes them
     frame_stack: int
     params: Tree
 
@@ -68,7 +69,8 @@ def read(folder: Path) -> ExportedAgent:
         # Contracts of earlier versions have none.
         unseen = _observation(contract.get("privileged"))
         shown = shown if unseen is None else {**shown, PRIVILEGED: unseen}
-        spec = EnvSpec(shown, _action(contract["action"]), _mirror(contract.get("mirror")))
+        action, first = _action(contract["action"])
+        spec = EnvSpec(shown, action, _mirror(contract.get("mirror")))
         if name not in trust.AGENTS:
             raise SeedbedError(
                 f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
@@ -83,7 +85,8 @@ def read(folder: Path) -> ExportedAgent:
         text = " ".join(str(error).split())[:200]
         raise _damaged(folder, CONTRACT, f"{type(error).__name__}: {text}") from error
     arrays = _parameters(folder, size, digest)
-    return ExportedAgent(agent, policy_spec(spec), frame_stack, _filled(folder, template, arrays))
+    forms = PlainForms(policy_spec(spec), first)
+    return ExportedAgent(agent, forms, frame_stack, _filled(folder, template, arrays))
 
 
 def _contract(folder: Path) -> dict[str, Any]:
@@ -195,24 +198,39 @@ def _mirror(data: Any) -> Mirror | None:
     return Mirror(_observation(data["observation"]), _observation(data["action"]))
 
 
-def action_json(action: ActionSpec) -> dict[str, Any]:
-    """Returns the form of actions as JSON, in which an infinite bound is null."""
+def action_json(forms: SpaceCodec) -> dict[str, Any]:
+    """Returns the form of actions as JSON, in which an infinite bound is null.
+
+    The environment takes the policy's action in `shape`, plus `start`, as `dtype`.
+    """
+    action = forms.spec.action
+    if isinstance(action, Box):
+        low, high = (
+            [bound if math.isfinite(bound) else None for bound in bounds]
+            for bounds in (action.low, action.high)
+        )
+        bounds = {"kind": "box", "low": low, "high": high}
+        return {**bounds, "shape": list(action.shape), "start": 0, "dtype": "float32"}
     if isinstance(action, Discrete):
-        return {"kind": "discrete", "n": action.n}
-    if isinstance(action, MultiDiscrete):
-        return {"kind": "multi_discrete", "nvec": list(action.nvec)}
-    low, high = (
-        [bound if math.isfinite(bound) else None for bound in bounds]
-        for bounds in (action.low, action.high)
-    )
-    return {"kind": "box", "shape": list(action.shape), "low": low, "high": high}
+        choices, none = {"kind": "discrete", "n": action.n}, np.zeros((), np.int32)
+    else:
+        nvec = list(action.nvec)
+        choices, none = {"kind": "multi_discrete", "nvec": nvec}, np.zeros(len(nvec), np.int32)
+    first = np.asarray(forms.decode(none))
+    start, dtype = first.astype(np.int64).tolist(), first.dtype.name
+    return {**choices, "shape": list(first.shape), "start": start, "dtype": dtype}
 
 
-def _action(data: Any) -> ActionSpec:
+def _action(data: Any) -> tuple[ActionSpec, np.ndarray | None]:
+    """Returns the form of actions, and the environment's action for choices that are all 0."""
+    # Contracts of earlier versions have no `start`.
+    first = None
+    if data["kind"] != "box" and "start" in data:
+        first = np.array(data["start"], np.int64).astype(data["dtype"]).reshape(data["shape"])
     if data["kind"] == "discrete":
-        return Discrete(int(data["n"]))
+        return Discrete(int(data["n"])), first
     if data["kind"] == "multi_discrete":
-        return MultiDiscrete(tuple(int(n) for n in data["nvec"]))
+        return MultiDiscrete(tuple(int(n) for n in data["nvec"])), first
     low = tuple(-math.inf if bound is None else float(bound) for bound in data["low"])
     high = tuple(math.inf if bound is None else float(bound) for bound in data["high"])
-    return Box(tuple(int(size) for size in data["shape"]), low, high)
+    return Box(tuple(int(size) for size in data["shape"]), low, high), None

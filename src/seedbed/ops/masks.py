@@ -11,7 +11,8 @@ from seedbed.spaces import ACTION_MASK, entry, num_choices
 from seedbed.types import ActionSpec, MultiDiscrete, Tree
 
 # Far below all logits and values, and finite: a probability of exactly 0, and no inf - inf in a divergence.
-_FORBIDDEN = -1e9
+FORBIDDEN = -1e9
+"""The score of a forbidden choice."""
 
 
 def masked(action: ActionSpec, scores: Array, observation: Tree) -> Array:
@@ -31,7 +32,7 @@ def masked(action: ActionSpec, scores: Array, observation: Tree) -> Array:
     sets = action.nvec if isinstance(action, MultiDiscrete) else (num_choices(action),)
     parts = jnp.split(allowed, np.cumsum(sets)[:-1].tolist(), axis=-1)
     parts = [part | ~part.any(-1, keepdims=True) for part in parts]
-    return jnp.where(jnp.concatenate(parts, axis=-1), scores, _FORBIDDEN)
+    return jnp.where(jnp.concatenate(parts, axis=-1), scores, FORBIDDEN)
 
 
 def random_allowed(scores: Array, uniform: Array) -> Array:
@@ -39,6 +40,6 @@ def random_allowed(scores: Array, uniform: Array) -> Array:
 
     `scores` `[..., A]` are those of `masked`; `uniform` `[...]` are numbers from 0 to below 1.
     """
-    allowed = scores > _FORBIDDEN
+    allowed = scores > FORBIDDEN
     place = jnp.floor(uniform * allowed.sum(-1)).astype(jnp.int32)
     return jnp.argmax(jnp.cumsum(allowed, axis=-1) > place[..., None], axis=-1).astype(jnp.int32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from seedbed.envs.host.spaces import encoded, spec_leaves
 from seedbed.spaces import PRIVILEGED, without
-from seedbed.types import Array, EnvSpec, Tree
+from seedbed.types import Array, Discrete, EnvSpec, Tree
 
 
 class SpaceCodec(Protocol):
@@ -34,6 +34,8 @@ class PlainForms:
     """The formats of the spec itself: arrays are not converted, except to the spec's dtypes."""
 
     spec: EnvSpec
+    first: np.ndarray | None = None
+    """The environment's action for choices that are all 0, to which choices add; None: nothing is added."""
 
     def encode(self, observation: Any) -> Tree:
         """Returns arrays in the spec's dtypes; raises SeedbedError if they do not fit or are not finite."""
@@ -41,5 +43,10 @@ class PlainForms:
         return encoded(shown, without(observation, PRIVILEGED))
 
     def decode(self, action: Array) -> Any:
-        """Returns actions as they are."""
-        return np.asarray(action)
+        """Returns actions as they are, or as the environment has them whose `first` is known."""
+        given = np.asarray(action)
+        if self.first is None:
+            return given
+        lead = given.shape[: given.ndim - (not isinstance(self.spec.action, Discrete))]
+        values = given.reshape((*lead, *self.first.shape)) + self.first
+        return values.astype(self.first.dtype)[()]

@@ -15,10 +15,10 @@ from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
 from seedbed.viewer.runs import Run
 
-MOST_POINTS = 24_000
-"""The most points of all curves of a chart together; each curve keeps the extremes of what is left out."""
-LEAST, MOST = 60, 600
-"""The fewest and the most points that are kept of one curve."""
+MOST_POINTS = 100_000
+"""The most points of all curves of a page together: two to three megabytes."""
+LEAST, MOST = 8, 600
+"""The fewest and the most points that are kept of one curve; it keeps the extremes of what is left out."""
 DIGITS = 7
 """Significant digits of a point."""
 LAGS = ("lag_mean", "cluster/staleness_mean")
@@ -259,31 +259,47 @@ def _across(x: NDArray[np.float64], values: NDArray[np.float64]) -> Band:
     return Band(x, np.median(values, axis=0), values.min(0), values.max(0))
 
 
-def thinned(points: Points, most: int) -> Points:
+def thinned(points: Points, most: int = MOST) -> Points:
     """Leaves out points beyond `most`, but keeps the ends and the lowest and highest of every stretch."""
     x, y = points
     if len(x) <= most:
         return points
-    kept = {0, len(x) - 1}
-    for stretch in np.array_split(np.arange(len(x)), most // 2):
-        kept |= {int(stretch[np.argmin(y[stretch])]), int(stretch[np.argmax(y[stretch])])}
-    chosen = np.array(sorted(kept))
+    chosen = _kept(y, most)
     return x[chosen], y[chosen]
+
+
+def _kept(y: NDArray[np.float64], most: int) -> list[int]:
+    """Returns the places of at most `most` values: the ends, lowest and highest of each stretch."""
+    kept = {0, len(y) - 1}
+    for stretch in np.array_split(np.arange(len(y)), most // 2 - 1):
+        kept |= {int(stretch[np.argmin(y[stretch])]), int(stretch[np.argmax(y[stretch])])}
+    return sorted(kept)
+
+
+def thin_together(drawn: Sequence[dict[str, Any]]) -> None:
+    """Leaves out points of the longest of all traces of a page, until there are at most `MOST_POINTS`."""
+    most = MOST
+    while most > LEAST and sum(min(len(trace["x"]), most) for trace in drawn) > MOST_POINTS:
+        most -= max(1, most // 8)
+    for trace in drawn:
+        if len(trace["x"]) > most:
+            chosen = _kept(np.array(trace["y"]), most)
+            for name in trace.keys() & {"x", "y", "low", "high"}:
+                trace[name] = [trace[name][i] for i in chosen]
 
 
 def traces(group: Group, x: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns what a chart of a metric draws: for each series a line, or its seeds and their band."""
     whole = [(number, one) for number, one in enumerate(group.series) if not one.members]
-    most = int(np.clip(MOST_POINTS // max(1, len(group.runs)), LEAST, MOST))
     drawn: list[dict[str, Any]] = []
     for number, one in whole:
         curves = [column(run.lines, x, names) for run in one.runs]
         curves = [curve for curve in curves if len(curve[0])]
         if len(curves) > 1:
-            drawn += [_trace(number, "seed", *thinned(curve, most)) for curve in curves]
+            drawn += [_trace(number, "seed", *thinned(curve)) for curve in curves]
             drawn += _band_trace(number, band_of(curves))
         else:
-            drawn += [_trace(number, "line", *thinned(curve, most)) for curve in curves]
+            drawn += [_trace(number, "line", *thinned(curve)) for curve in curves]
     return drawn
 
 
@@ -296,12 +312,12 @@ def evaluation_traces(group: Group, x: str) -> list[dict[str, Any]]:
             continue
         curves = evaluation_curves(one, x)
         if len(curves) > 1:
-            drawn += [_trace(number, "seed", *curve) for curve in curves]
+            drawn += [_trace(number, "seed", *thinned(curve)) for curve in curves]
             # At one moment, seeds may have had different numbers of evaluations.
             band = band_of_evaluations(curves) if x == "env_steps" else band_of(curves)
             drawn += _band_trace(number, band)
         else:
-            drawn += [_trace(number, "line", *curve) for curve in curves]
+            drawn += [_trace(number, "line", *thinned(curve)) for curve in curves]
     return drawn
 
 

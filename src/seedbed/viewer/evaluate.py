@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from seedbed import strict_json
+from seedbed.arguments import at_least, require_seed
 from seedbed.run.bucket import run_path
 from seedbed.run.folder import RunFolder
 from seedbed.run.trust import declare as declare_trust
@@ -34,16 +34,16 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(
-    given: argparse.Namespace,
-    play: Callable[..., dict[str, Any]],
-    tell: Callable[[str], None],
-    warn: Callable[[str], None],
+    given: argparse.Namespace, tell: Callable[[str], None], warn: Callable[[str], None]
 ) -> None:
-    """Plays as `play`, which is `api.evaluate`, and tells what came of it; raises SeedbedError.
+    """Plays and tells what came of it; raises SeedbedError.
 
-    `warn` gets what is not the result.
+    `warn` gets what is not the result. All episodes are of one checkpoint, also while the run goes on. Those
+    to draw are played first: they are few, and show whether the environment can be drawn.
     """
-    # Check the path now: the user sees an error before JAX takes time to load.
+    # Check what is given now: the user sees an error before JAX takes time to load.
+    at_least("episodes", given.episodes, 1)
+    require_seed(given.seed)
     RunFolder.read(given.run)
     if given.html is not None or given.video is not None:
         from seedbed.viewer.recording import require_writable
@@ -54,34 +54,17 @@ def evaluate(
                 require_writable(path, suffix)
         if given.video is not None:
             find_ffmpeg()
-    result = play(
-        given.run,
-        episodes=given.episodes,
-        env=given.env,
-        seed=given.seed,
-        newest=given.newest,
-        trust=given.trust_run,
-        greedy=given.greedy,
-        warn=warn,
-    )
-    if given.json:
-        tell(strict_json.dumps(result))
-    else:
-        tell(
-            f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
-            f"({result['episode_return_min']:.2f} to {result['episode_return_max']:.2f}) "
-            f"over {result['episodes']} episodes of {result['episode_length_mean']:,.0f} steps"
-            + (f" ({result['member']} of the population)" if "member" in result else "")
-        )
+    from seedbed.policy import evaluate_trained, restore
+
+    trained = restore(given.run, warn, given.newest, given.trust_run, given.greedy)
     if given.video is not None or given.html is not None:
-        from seedbed.policy import restore
         from seedbed.viewer.record import SHOWN, show
 
         count = min(given.episodes, SHOWN)
         warn(f"playing {count} episodes to draw")
         show(
             given.run,
-            restore(given.run, newest=given.newest, trust=given.trust_run, greedy=given.greedy),
+            trained,
             env=given.env,
             episodes=count,
             seed=given.seed,
@@ -90,3 +73,13 @@ def evaluate(
         )
         for path in filter(None, (given.video, given.html)):
             warn(f"{count} episodes written to {path}")
+    result = evaluate_trained(trained, given.run, given.episodes, given.env, given.seed)
+    if given.json:
+        tell(strict_json.dumps(result))
+        return
+    tell(
+        f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
+        f"({result['episode_return_min']:.2f} to {result['episode_return_max']:.2f}) "
+        f"over {result['episodes']} episodes of {result['episode_length_mean']:,.0f} steps"
+        + (f" ({result['member']} of the population)" if "member" in result else "")
+    )

@@ -92,15 +92,16 @@ def describe_scene(
 ) -> dict[str, Any]:
     """Returns the bodies of a model and a camera, as JSON values.
 
-    `bodies` in it are the numbers of those that move. `drawn` takes surfaces, and how many geoms have each;
-    it returns those to draw in their place.
+    `bodies` in it are the numbers of those that move, and are seen or followed. `drawn` takes surfaces, and
+    how many geoms have each; it returns those to draw in their place.
     """
     surfaces: dict[tuple[int, int], int] = {}
     geoms = _describe_geoms(model, surfaces)
     used = [sum(geom.get("surface") == number for geom in geoms) for number in surfaces.values()]
     shown = drawn([read_surface(model, each) for each in surfaces], used)
+    followed = {view.body} if view.body > 0 and moves(model, view.body) else set()
     return {
-        "bodies": sorted({geom["body"] for geom in geoms if geom["body"] > 0}),
+        "bodies": sorted({geom["body"] for geom in geoms if geom["body"] > 0} | followed),
         "geoms": geoms,
         "surfaces": list(map(describe_surface, shown)),
         "follows": view.body >= 0,

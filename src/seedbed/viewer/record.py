@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import numpy as np
 
 from seedbed.arguments import checked
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host.gym import GymEnv, make_one, require_id
 from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
 from seedbed.policy import TrainedAgent, other_environment, policy_of
 from seedbed.printable import printable
@@ -41,8 +41,9 @@ def show(
     """Plays episodes with a run's policy, and writes them as a video and as an HTML page.
 
     `trained` is of `restore`. `env` names another environment with the same shapes; None plays the run's
-    own. `video` and `html` are the paths to write; None writes no such file. Raises SeedbedError if the
-    environment has no MuJoCo model, except for a video of a game of Atari or Doom.
+    own. `video` and `html` are the paths to write; None writes no such file. Raises SeedbedError before it
+    plays if the environment cannot be drawn: it has no MuJoCo model, or is a game, of which only a video can
+    be.
     """
     config = trained.env if env is None else other_environment(trained, env, run)
     if isinstance(config, Game) and html is None:
@@ -66,14 +67,19 @@ def record(
 ) -> Recording:
     """Plays episodes in an environment and records them.
 
-    Raises SeedbedError if the environment has no MuJoCo model.
+    Raises SeedbedError if the environment cannot be recorded.
     """
     if isinstance(config, MujocoTask):
         return _on_device(config, trained, episodes, seed, title)
     if isinstance(config, GymEnv):
         return _in_gymnasium(config, trained, episodes, seed, title)
-    films = "; a video shows it" if isinstance(config, Game) else ", and is no game of pixels"
-    raise SeedbedError(f"{type(config).__name__} has no MuJoCo model to draw{films}")
+    name = type(config).__name__
+    if isinstance(config, Game):
+        raise SeedbedError(f"{name} has no MuJoCo model to draw; only a video shows it")
+    raise SeedbedError(
+        f"{name} cannot be drawn: of MuJoCo's tasks only those without wrappers, and those that Gymnasium "
+        "makes by an id; `seedbed evaluate --env` may name one"
+    )
 
 
 def _on_device(
@@ -106,32 +112,33 @@ def _on_device(
 def _in_gymnasium(
     config: GymEnv, trained: TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
-    """Plays one episode after the other in Gymnasium's own environment, with its time limit (1,000 if none).
+    """Plays one episode after the other in Gymnasium's environment, made as for training, until each ends.
 
-    Raises SeedbedError if the environment has no MuJoCo model.
+    Without a time limit of `gymnasium.make`, an episode has at most 1,000 steps. Raises SeedbedError if the
+    environment has no MuJoCo model.
     """
-    env: Any = gymnasium.make(config.id, **dict(config.kwargs)).unwrapped
-    if not hasattr(env, "data") or not hasattr(env, "dt"):
-        raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no game of pixels")
-    limit = gymnasium.spec(config.id).max_episode_steps or 1000
-    policy = policy_of(trained, seed)
-    shown = []
-    for i in range(episodes):
-        observation, _ = env.reset(seed=seed + i)
-        policy.reset()
-        qpos, rewards, reward, terminated = [env.data.qpos.copy()], [], 0.0, False
-        mocap = [(env.data.mocap_pos.copy(), env.data.mocap_quat.copy())]
-        told: list[dict[str, float]] = []
-        while not terminated and len(rewards) < limit:
-            action = policy.act(observation, reward=reward)
-            observation, reward, terminated, _, info = env.step(action)
-            qpos.append(env.data.qpos.copy())
-            mocap.append((env.data.mocap_pos.copy(), env.data.mocap_quat.copy()))
-            rewards.append(reward)
-            told.append({k: v for k, v in info.items() if isinstance(v, int | float)})
-        series = {name: np.array([each.get(name, np.nan) for each in told]) for name in told[0]}
-        poses = map(np.stack, zip(*mocap, strict=True))
-        shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt, series, *poses))
-    model = env.model
-    env.close()
-    return Recording(model, tuple(shown), title)
+    require_id(config.id)
+    with contextlib.closing(make_one(config.id, dict(config.kwargs))) as env:
+        inner: Any = env.unwrapped
+        if not hasattr(inner, "data") or not hasattr(inner, "dt"):
+            raise SeedbedError(f"{config.id} has no MuJoCo model to draw")
+        policy, shown = policy_of(trained, seed), []
+        most = (env.spec and env.spec.max_episode_steps) or 1000
+        for i in range(episodes):
+            observation, _ = env.reset(seed=seed + i)
+            policy.reset()
+            qpos, rewards, reward, over = [inner.data.qpos.copy()], [], 0.0, False
+            mocap = [(inner.data.mocap_pos.copy(), inner.data.mocap_quat.copy())]
+            told: list[dict[str, float]] = []
+            while not over and len(rewards) < most:
+                action = policy.act(observation, reward=reward)
+                observation, reward, terminated, truncated, info = env.step(action)
+                over = terminated or truncated
+                qpos.append(inner.data.qpos.copy())
+                mocap.append((inner.data.mocap_pos.copy(), inner.data.mocap_quat.copy()))
+                rewards.append(reward)
+                told.append({k: v for k, v in info.items() if isinstance(v, int | float)})
+            series = {name: np.array([each.get(name, np.nan) for each in told]) for name in told[0]}
+            poses = map(np.stack, zip(*mocap, strict=True))
+            shown.append(Episode(np.stack(qpos), np.array(rewards), inner.dt, series, *poses))
+        return Recording(inner.model, tuple(shown), title)

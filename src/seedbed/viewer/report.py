@@ -24,6 +24,7 @@ from seedbed.viewer.curves import (
     evaluation_traces,
     evaluations,
     group_runs,
+    thin_together,
     traces,
 )
 from seedbed.viewer.figures import task_metrics
@@ -102,6 +103,8 @@ def _read(folders: Sequence[Path], warn: Warn) -> tuple[list[Run], list[str]]:
             runs.append(read_run(folder))
         except SeedbedError as error:
             notices.append(str(error))
+        except Exception as error:  # whatever is in one folder, the others are reported
+            notices.append(f"{printable(folder)} cannot be read: {printable(error)}")
     if not runs:
         raise SeedbedError(notices[0])
     for notice in notices:
@@ -111,6 +114,7 @@ def _read(folders: Sequence[Path], warn: Warn) -> tuple[list[Run], list[str]]:
 
 def _page(groups: list[Group], notices: list[str], warn: Warn) -> str:
     charts = [_charts(group) for group in groups]
+    thin_together([trace for drawn in charts for chart in drawn for trace in chart["traces"]])
     replays: list[dict[str, Any]] = []
     sections, room = [], MOST_BYTES - len(json_in_page(charts)) - (1 << 20)
     for number, group in enumerate(groups):
@@ -241,6 +245,8 @@ def _over(chart: dict[str, Any]) -> str:
 def _player(group: Group, warn: Warn, room: int, episodes: int) -> Player:
     """Plays episodes of a group's best run; without any, the markup says why."""
     run = max(group.runs, key=_score)
+    if room <= 0:
+        return _too_large(run, warn)
     try:
         player = _play(run, episodes)
     except Untrusted as error:
@@ -256,14 +262,16 @@ def _player(group: Group, warn: Warn, room: int, episodes: int) -> Player:
         told = f"no episodes of {run.name} are shown: {lines[0]}"
         warn(told)
         return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')
-    if player.size > room:
-        told = (
-            f"no episodes of {run.name} are shown, as the page would be too large: "
-            f"show them with: seedbed evaluate {pasted(run.path)} --html F.html"
-        )
-        warn(told)
-        return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')
-    return player
+    return player if player.size <= room else _too_large(run, warn)
+
+
+def _too_large(run: Run, warn: Warn) -> Player:
+    told = (
+        f"no episodes of {run.name} are shown, as the page would be too large: "
+        f"show them with: seedbed evaluate {pasted(run.path)} --html F.html"
+    )
+    warn(told)
+    return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')
 
 
 def _score(run: Run) -> float:

@@ -6,6 +6,7 @@ This module loads no JAX and takes no lock from a run.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from seedbed.run.folder import CONFIG, METRICS, RunFolder
 from seedbed.run.history import read_history, state_of
 from seedbed.run.lines import is_number, read_last_line, read_lines
 from seedbed.run.options import FusedConfig
+from seedbed.run.sizes import AUTO
 from seedbed.strict_json import revived
 from seedbed.types import SeedbedError
 from seedbed.viewer.text import as_age, as_count, as_score
@@ -104,7 +106,11 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     config["name"] = config["name"] if isinstance(config.get("name"), str) else ""
     options, defaults = config[kinds[0]], RUNTIMES[kinds[0]]()
     for name, value in options.items():
-        if is_number(getattr(defaults, name, None)) and not (is_number(value) or value is None):
+        default = getattr(defaults, name, None)
+        # A run has `auto` actors until a plan has found their number.
+        is_auto = name == "actors" and value == AUTO
+        is_never = isinstance(default, float) and value == math.inf
+        if is_number(default) and not (is_number(value) or is_auto or is_never):
             raise _damaged(folder, f"{name} is {str(value)[:40]!r} instead of a number")
     if not isinstance(options.get("sweep", ""), str):
         raise _damaged(folder, "sweep is no text")

@@ -80,7 +80,7 @@ class GymEnv(Configured):
         """
         require_id(self.id)
         options = dict(self.kwargs)
-        return GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
+        return GymHost(lambda: make_one(self.id, options), self.id, num_envs, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,8 @@ def with_mask(observation: Any, mask: Any) -> dict[str, Any]:
     return {**shown, ACTION_MASK: mask}
 
 
-def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+def make_one(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+    """Makes an environment by its id; raises SeedbedError if it lacks a package."""
     try:
         # Gymnasium's checker wraps every step but tests only the first. `GymHost` tests all of them.
         return gymnasium.make(env_id, disable_env_checker=True, **options)
