@@ -23,8 +23,10 @@ import numpy as np
 
 from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
+from seedbed.envs.factories import require_defined
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
+from seedbed.envs.host.gym import FactoryEnv
 from seedbed.exit_status import ExitStatus
 from seedbed.types import SeedbedError, Timestep, Tree
 
@@ -155,7 +157,10 @@ class _Groups:
         if job["lives"][index] == 0:
             key = (job["actor"], index)
             seed = int(np.random.SeedSequence(job["seed"], spawn_key=key).generate_state(1)[0])
-        host = registry.from_json(job["env"]).make(job["num_envs"], seed)
+        env = registry.from_json(job["env"])
+        if job["allow"] is not None and isinstance(env, FactoryEnv):
+            require_defined(env.factory, job["allow"])
+        host = env.make(job["num_envs"], seed)
         self.hosts.append(host)
         if self._layout is not None:
             if host.spec != self._layout.spec:
