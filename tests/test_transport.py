@@ -24,9 +24,10 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.envs.host.pickled import pickled
 from seedbed.streams import supervisor
 from seedbed.streams.supervisor import MAX_DEATHS
-from seedbed.testing.counting import NUM_ACTIONS
+from seedbed.testing.counting import NUM_ACTIONS, CountingEnvironment
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 
@@ -205,6 +206,18 @@ def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
         assert "actor 0, group" in str(caught.value)
         with pytest.raises(SeedbedError):
             pool.poll(0.1)
+
+
+@pytest.mark.parametrize("size", [100_000, 900_000])
+def test_a_function_of_a_notebook_may_hold_data(size: int) -> None:
+    data = np.random.default_rng(0).bytes(size)
+
+    def make_local() -> CountingEnvironment:
+        assert len(data) == size
+        return CountingEnvironment()
+
+    with start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1) as pool:
+        assert pool.spec.action == Discrete(NUM_ACTIONS)
 
 
 def test_an_error_is_not_lost_where_nobody_looked_until_the_actor_had_gone() -> None:

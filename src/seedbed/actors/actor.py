@@ -1,8 +1,8 @@
 """The actor process: it steps groups of environments for a learner on the same machine.
 
-It imports no JAX. It is started with one end of a socket pair. It receives its job as JSON, sends the spec
-of its environments, receives the shared memory and two doorbells (eventfds) for each group, and then steps
-each group whose actions have arrived. If the learner dies, the socket hangs up and the actor exits.
+It imports no JAX. It is started with one end of a socket pair. It reads its job as JSON from stdin, sends
+the spec of its environments, receives the shared memory and two doorbells (eventfds) for each group, and then
+steps each group whose actions have arrived. If the learner dies, the socket hangs up and the actor exits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -96,10 +97,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    request = connection.recv(MESSAGE_BYTES)
-    if not request:
-        return
-    job = strict_json.loads(request)
+    job = strict_json.loads(sys.stdin.buffer.read())
     os.nice(job["niceness"])
     groups, count = _Groups(job), len(job["lives"])
     try:
