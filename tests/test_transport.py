@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 
+import counting_environment
 from actor_pools import PATIENCE_S, Learner, counting
 from seedbed import trees
 from seedbed.actors.local import TIMEOUT_S, local_pool
@@ -206,6 +209,19 @@ def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
         assert "actor 0, group" in str(caught.value)
         with pytest.raises(SeedbedError):
             pool.poll(0.1)
+
+
+def test_the_error_of_a_step_is_told_if_closing_fails_too() -> None:
+    def make_local() -> gymnasium.Env:
+        env: Any = counting_environment.make(fault="raise", fault_at=5)
+        env.close = lambda: 1 // 0
+        return env
+
+    with start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1) as pool:
+        assert pool.spec
+        with pytest.raises(SeedbedError, match="the counter broke") as error:
+            Learner(pool).run(lambda: False)
+        assert "(actor 0, group 0)" in str(error.value)
 
 
 @pytest.mark.parametrize("size", [100_000, 900_000])
