@@ -18,6 +18,7 @@ from hosts import Net, progress
 from seedbed.actors import wire
 from seedbed.actors.slots import slot_layout, spec_to_json
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
+from seedbed.envs.host import versions
 from seedbed.paramserver import messages as gorila
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
@@ -184,7 +185,8 @@ class Client:
         assert self.read()[0] is Handshake.WELCOME
         pool = self.port.one.pool
         assert pool.layout is not None, "an honest host is there first"
-        self.send(pack(Kind.READY, {"spec": spec_to_json(pool.spec), "versions": {}}))
+        files = versions.of_module("counting_environment")
+        self.send(pack(Kind.READY, {"spec": spec_to_json(pool.spec), "versions": files}))
         kind, body = self.read()
         if kind is Handshake.REFUSE:
             raise Refused(body)

@@ -258,6 +258,20 @@ def play(maker: Callable[[], Any]) -> tuple[Any, Any]:
     return timesteps
 
 
+def test_every_environment_is_closed_whatever_the_others_raise() -> None:
+    closed: list[int] = []
+
+    def close(self: Env) -> None:
+        closed.append(len(closed))
+        raise OSError(f"gone {3 - len(closed)}")
+
+    made.append(env(close=close))
+    host = FactoryEnv(f"{__name__}:make").make(3, 0)
+    with pytest.raises(SeedbedError, match="index 0, .*gone 0"):
+        host.close()
+    assert closed == [0, 1, 2]
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_environment_is_told_in_one_line(name: str) -> None:
     maker, complaint = BROKEN[name]

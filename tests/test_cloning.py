@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 import subprocess
@@ -24,11 +25,12 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
-from seedbed.cloning.learn import CloningOptions, Look, imitate
+from seedbed.cloning.learn import CloningOptions, Look, _seen, _Sequences, imitate
 from seedbed.cloning.recorded import Recorded, read
 from seedbed.config.resolve import resolve_env
 from seedbed.envs.host.gym import GymHost
 from seedbed.policy import forms_of
+from seedbed.run.forms import PlainForms
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     ArraySpec,
@@ -43,13 +45,13 @@ from seedbed.types import (
 from waiting import wait_for
 
 VECTOR = ArraySpec((3,), "float32")
+ONE = Box((1,), (-1.0,), (1.0,))
 BOX = Box((2,), (-2.0, 0.0), (2.0, 1.0))
 SMALL: dict[str, Any] = {"hidden_sizes": (32,)}
 AGENTS = {
     "ppo": (Ppo(normalise_observations=True, **SMALL), BOX),
     "ppo, clipped": (Ppo(squash="clip", **SMALL), BOX),
     "ppo, two sets": (Ppo(**SMALL), MultiDiscrete((2, 2))),
-    "impala with a memory": (Impala(recurrent=True, lstm_size=16, **SMALL), Discrete(2)),
     "vmpo": (Vmpo(**SMALL), Discrete(2)),
     "awr": (Awr(**SMALL), Discrete(2)),
     "sac": (Sac(**SMALL), BOX),
@@ -100,6 +102,65 @@ def test_every_agent_with_a_policy_learns_what_a_teacher_does(name):
         assert (np.asarray(got) == wanted).mean() > 0.93
 
 
+MEMORY = Impala(recurrent=True, lstm_size=16, **SMALL)
+FLAG = EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
+
+
+def remembered(steps: int = 3000) -> Recorded:
+    """Records a teacher that does what the last reward was, which only a memory is shown."""
+    rng = np.random.default_rng(0)
+    reward, first = rng.integers(0, 2, steps).astype(np.float32), np.arange(steps) % 50 == 0
+    action = np.where(first, 0, np.roll(reward, 1)).astype(np.int32)
+    return Recorded(np.arange(steps, dtype=np.float32)[:, None] % 2, action, first, reward)
+
+
+@pytest.mark.slow
+def test_an_agent_with_a_memory_is_shown_the_rewards_that_it_sees_in_play():
+    data, looks = remembered(), list[Look]()
+    agent = bind(MEMORY, FLAG).greedy()
+    state = imitate(agent, data, 1, CloningOptions(300, 512, 1e-2), looks.append)
+    act, before = jax.jit(agent.act, static_argnums=4), agent.actor_state(jnp.arange(1), 1)
+    got, no = [], np.zeros(1, bool)
+    for t in range(40):
+        last = data.reward[t - 1 : t] if t else np.zeros(1, np.float32)  # type: ignore[index]
+        now = Timestep(data.observation[None, t], last, no, no, no | (t == 0))
+        keys = jax.random.split(jax.random.key(t), 1)
+        action, _, before = act(state.params, before, now, keys, True)
+        got.append(int(action[0]))
+    np.testing.assert_array_equal(got, data.action[:40])
+
+
+def test_a_memory_needs_rewards():
+    data = dataclasses.replace(remembered(9), reward=None)
+    with pytest.raises(SeedbedError, match="no rewards, which the memory of Impala sees: add"):
+        _Sequences(bind(MEMORY, FLAG), data, 1)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 300, 3000])
+def test_no_step_that_is_held_out_is_learned_from(steps):
+    data = remembered(steps)
+    data = dataclasses.replace(data, observation=np.arange(steps, dtype=np.float32)[:, None])
+    sequences = _Sequences(bind(MEMORY, FLAG), data, 1)
+    options = CloningOptions(updates=20, batch=10_000)
+    rows = sequences.minibatches(np.random.default_rng(0), options)
+    learned = {int(x) for steps, _ in rows for x in np.ravel(steps.observation)}
+    held = {int(x) for x in np.ravel(sequences.held_out(10**6)[0].observation)}
+    assert not learned & held or steps == 1
+    assert learned | held == set(range(steps)) and len(held) == max(1, steps // 10)
+
+
+def test_statistics_of_what_only_critics_see_stay_as_they_began():
+    parts = {"at": VECTOR, "privileged": ArraySpec((2,), "float32")}
+    agent = bind(Ppo(normalise_observations=True, **SMALL), EnvSpec(parts, Discrete(2)))
+    data = recorded_of(Discrete(2), 200)
+    data = dataclasses.replace(data, observation={"at": data.observation})
+    params = jax.jit(agent.init)(jax.random.key(0)).params
+    seen = _seen(agent, params, _Sequences(agent, data, 1)).seen
+    np.testing.assert_allclose(seen.mean["at"], data.observation["at"].mean(0), rtol=1e-4)
+    np.testing.assert_array_equal(seen.mean["privileged"], np.zeros(2))
+    np.testing.assert_array_equal(seen.variance["privileged"], np.ones(2))
+
+
 @pytest.mark.slow
 def test_frames_are_stacked_within_episodes():
     spec = EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
@@ -135,7 +196,19 @@ CARTPOLE = forms_of(resolve_env("CartPole-v1"))
     [
         ({"actions": None}, "lacks actions; it has observations"),
         ({"observations": None}, "lacks observations"),
-        ({"actions": np.zeros(3, int)}, r"has parts of \[3, 4\] steps"),
+        (
+            {"actions": np.zeros(3, int)},
+            r"data.npz has arrays actions \(3,\), observations \(4, 4\)",
+        ),
+        ({"actions": np.array(1)}, r"arrays actions \(\), .* must have one row a step"),
+        ({"terminations": np.zeros(3, bool)}, r"arrays .*terminations \(3,\)"),
+        (
+            {"terminations": np.zeros((4, 1))},
+            r"terminations has the shape \(4, 1\), expected \(4,\)",
+        ),
+        ({"rewards": np.zeros((4, 1))}, r"rewards has the shape \(4, 1\), expected \(4,\)"),
+        ({"rewards": np.full(4, np.inf)}, "a reward that is not finite"),
+        ({"rewards": np.array(["a"] * 4)}, "data.npz is no npz file of arrays: could not convert"),
         ({"actions": np.array([0, 1, 2, 0])}, "an action is outside 0 to 1"),
         ({"actions": np.zeros(4)}, "actions are float64"),
         ({"observations": np.zeros((4, 3), np.float32)}, "does not fit the environment: .*shape"),
@@ -149,8 +222,28 @@ def test_data_that_does_not_fit_is_one_line(tmp_path, changed, complaint):
     assert "\n" not in str(error.value)
 
 
+def test_actions_of_another_size_are_one_line(tmp_path):
+    for actions in (np.zeros((4, 2)), np.array(["left"] * 4)):
+        with pytest.raises(SeedbedError, match=r"actions are .*, expected numbers \('N', 1\)"):
+            read(
+                npz(tmp_path, actions=actions), PlainForms(EnvSpec(ArraySpec((4,), "float32"), ONE))
+            )
+
+
+@pytest.mark.parametrize("damage", ["cut", "npy", "empty"])
+def test_a_damaged_file_is_one_line(tmp_path, damage):
+    file = npz(tmp_path)
+    np.save(array := io.BytesIO(), np.zeros((4, 4)))
+    content = {"cut": file.read_bytes()[:300], "npy": array.getvalue(), "empty": b""}
+    file.write_bytes(content[damage])
+    with pytest.raises(SeedbedError, match="data.npz is no npz file of arrays: ") as error:
+        read(file, CARTPOLE)
+    assert "\n" not in str(error.value)
+
+
 def test_data_is_read_in_the_forms_of_the_environment(tmp_path):
-    found = read(npz(tmp_path), CARTPOLE)
+    found = read(npz(tmp_path, rewards=np.arange(4)), CARTPOLE)
+    np.testing.assert_array_equal(found.reward, np.arange(4, dtype=np.float32))  # type: ignore[arg-type]
     np.testing.assert_array_equal(found.first, [True, False, True, False])
     assert found.action.dtype == np.int32
 
@@ -183,9 +276,16 @@ def test_a_dataset_of_minari_is_read_without_its_last_observations(tmp_path):
             group = file.create_group(f"episode_{number}")
             group["observations"] = np.full((steps + 1, 4), number, np.float32)
             group["actions"] = np.ones(steps, int)
+            group["rewards"] = np.full(steps, number, float)
+            group["infos/x"] = np.zeros(steps)
     found = read(tmp_path, CARTPOLE)
     np.testing.assert_array_equal(found.observation[:, 0], [9, 9, 9, 10, 10])
+    np.testing.assert_array_equal(found.reward, [9, 9, 9, 10, 10])
     np.testing.assert_array_equal(found.first, [True, False, False, True, False])
+    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
+        file["actions"] = file["observations"] = np.zeros((3, 4))
+    with pytest.raises(SeedbedError, match="d4rl.hdf5 has actions, observations, and no episode_0"):
+        read(tmp_path / "d4rl.hdf5", CARTPOLE)
 
 
 def balance(path: Path) -> Path:

@@ -25,19 +25,25 @@ from central_runs import checkpoints, gone
 from described import undescribed
 from saved import lines
 from seedbed.actors import command, host
-from seedbed.actors.host import _require_allowed
+from seedbed.actors.actor import _Groups
+from seedbed.actors.host import ANY, HostOptions, _require_allowed
 from seedbed.actors.link import RunFinished
+from seedbed.actors.process import Launcher
 from seedbed.actors.waiting import await_run
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
+from seedbed.envs.factories import require_defined
+from seedbed.envs.host import registry
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.envs.host.pickled import MAKE
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.streams import credentials
+from seedbed.streams.credentials import ActorKey
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
@@ -482,6 +488,48 @@ def test_only_allowed_modules_are_imported():
         with pytest.raises(SeedbedError, match="--allow os"):
             _require_allowed(env, ("other",))
     _require_allowed(FactoryEnv("os.path:join"), ("os.path",))
+    # Another package of this machine registers it.
+    _require_allowed(GymEnv("GymV21Environment-v0"), ())
+    with pytest.raises(SeedbedError, match="--allow os"):
+        _require_allowed(FactoryEnv("os"), ())
+
+
+@pytest.mark.parametrize("name", ["make", "os:make"])
+def test_a_host_never_reads_pickled_code(name):
+    env = FactoryEnv(MAKE, kwargs={"name": name, "pickled": ""})
+    with pytest.raises(SeedbedError, match="pickled code, which no host runs"):
+        _require_allowed(env, ("os", "'os", MAKE.partition(":")[0], ANY))
+
+
+def test_a_module_that_is_allowed_does_not_allow_what_it_imports():
+    with pytest.raises(SeedbedError, match="os is a module; name it before the colon"):
+        FactoryEnv("counting_environment:os.getcwd").make(1, 0)
+    require_defined("counting_environment:make", ("other", "counting_environment"))
+    require_defined("seedbed.testing.counting:CountingEnvironment", ("seedbed.testing",))
+    job = {"num_envs": 1, "seed": 0, "actor": 0, "lives": [0], "allow": ["counting_environment"]}
+    imported = FactoryEnv("counting_environment:CountingEnvironment")
+    with pytest.raises(SeedbedError, match="is defined in seedbed.testing.counting, which --allow"):
+        _Groups({**job, "env": registry.to_json(imported)}).build()
+
+
+@pytest.mark.parametrize(("allow", "passed"), [(("a",), ("a",)), (("a", ANY), None)])
+def test_actor_processes_know_what_is_allowed(tmp_path, monkeypatch, allow, passed):
+    launched: list[Launcher] = []
+
+    def pool(launcher: Launcher, **_: object) -> None:
+        launched.append(launcher)
+        raise SeedbedError("no more is needed")
+
+    monkeypatch.setattr(host, "local_pool", pool)
+    credentials.ensure_credentials(tmp_path)
+    options = HostOptions(1, allow=allow)
+    key = ActorKey.read(tmp_path / credentials.KEY)
+    served = host.Host(key, list, options, True, print)
+    env = registry.to_json(FactoryEnv("a:make"))
+    with pytest.raises(SeedbedError, match="no more"):
+        served._make({"env": env, "num_envs": 1, "seed": 0, "timeout_s": 1.0})
+    served.close()
+    assert launched[0].allow == passed
 
 
 def test_credentials_are_kept_and_only_the_user_reads_them(tmp_path):

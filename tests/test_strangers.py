@@ -9,6 +9,7 @@ import secrets
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from seedbed.actors import wire
 from seedbed.actors.wire import Kind, StepCodec
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host import versions
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.paramserver import hosting
 from seedbed.paramserver.placement import KINDS
 from seedbed.paramserver.registration import Registrar
@@ -286,7 +288,8 @@ def test_another_spec_is_refused(ingest: IngestPort, spec: dict) -> None:
     client = Client(ingest)
     client.hello()
     assert client.read()[0] is Handshake.WELCOME
-    client.send(pack(Kind.READY, {"spec": spec, "versions": {}}))
+    files = versions.of_module("counting_environment")
+    client.send(pack(Kind.READY, {"spec": spec, "versions": files}))
     assert client.refused()[0] == "spec"
 
 
@@ -336,6 +339,7 @@ def test_other_versions_of_an_environment_are_refused_by_name(ingest: IngestPort
     for told, ours in (
         ({"gymnasium": "0.1.2"}, "gymnasium is 0.1.2"),
         ({"file counting_environment": "ab"}, digest[:12]),
+        ({}, "file counting_environment is at the learner and not here"),
     ):
         client = Client(ingest)
         client.hello()
@@ -351,6 +355,17 @@ def test_only_third_numbers_may_differ() -> None:
         versions.require_same({"a": "1.2.3"}, {"a": "1.3.3"})
     with pytest.raises(versions.VersionError, match="ROM pong differs"):
         versions.require_same({"ROM pong": "x"}, {"ROM pong": "y"})
+
+
+@pytest.mark.parametrize("env", [FactoryEnv("own_maze:make"), GymEnv("own_maze:Maze-v0")])
+def test_a_file_of_the_current_folder_has_a_digest(tmp_path, monkeypatch, env) -> None:
+    """As an installed command has it, whose path lacks that folder."""
+    source = tmp_path / "own_maze.py"
+    source.write_text("SIZE = 5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    versions.of_module.cache_clear()
+    assert versions.of(env)["file own_maze"] == hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 @pytest.mark.slow

@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 
+import counting_environment
 from actor_pools import PATIENCE_S, Learner, counting
 from seedbed import trees
 from seedbed.actors.local import TIMEOUT_S, local_pool
@@ -24,9 +27,10 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.envs.host.pickled import pickled
 from seedbed.streams import supervisor
 from seedbed.streams.supervisor import MAX_DEATHS
-from seedbed.testing.counting import NUM_ACTIONS
+from seedbed.testing.counting import NUM_ACTIONS, CountingEnvironment
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 
@@ -205,6 +209,31 @@ def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
         assert "actor 0, group" in str(caught.value)
         with pytest.raises(SeedbedError):
             pool.poll(0.1)
+
+
+def test_the_error_of_a_step_is_told_if_closing_fails_too() -> None:
+    def make_local() -> gymnasium.Env:
+        env: Any = counting_environment.make(fault="raise", fault_at=5)
+        env.close = lambda: 1 // 0
+        return env
+
+    with start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1) as pool:
+        assert pool.spec
+        with pytest.raises(SeedbedError) as error:
+            Learner(pool).run(lambda: False)
+        assert "step 5: raised RuntimeError: the counter" in str(error.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("size", [100_000, 900_000])
+def test_a_function_of_a_notebook_may_hold_data(size: int) -> None:
+    data = np.random.default_rng(0).bytes(size)
+
+    def make_local() -> CountingEnvironment:
+        assert len(data) == size
+        return CountingEnvironment()
+
+    with start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1) as pool:
+        assert pool.spec.action == Discrete(NUM_ACTIONS)
 
 
 def test_an_error_is_not_lost_where_nobody_looked_until_the_actor_had_gone() -> None:

@@ -26,6 +26,7 @@ from seedbed.tuning.space import (
     read_space,
     require_space,
     start_of,
+    value_of,
 )
 from seedbed.tuning.study import Study
 from seedbed.types import SeedbedError
@@ -148,6 +149,45 @@ def test_trials_go_on_in_another_search_and_scores_decide(tmp_path):
     assert page.count("<circle") == 3 * len(SPACE)
     with pytest.raises(SeedbedError, match="has a search of another space: give"):
         Study(tmp_path, CONFIG, {"envs": SPACE["envs"]})
+
+
+def test_a_trial_that_ends_while_another_search_looks_is_not_begun_again(tmp_path, monkeypatch):
+    study, other = Study(tmp_path, CONFIG, SPACE), Study(tmp_path, CONFIG, SPACE)
+    first = study.next(1)
+    assert first is not None
+    listed, looked = other.trials("RUNNING"), other.trials
+    study.end(first, "COMPLETE", 9.0)
+    answers = iter([listed])
+    monkeypatch.setattr(other, "trials", lambda *states: next(answers, None) or looked(*states))
+    assert other.next(1) is None and not other._mine
+
+
+def test_new_searches_are_their_users_own_whatever_the_umask(tmp_path):
+    before = os.umask(0o002)
+    try:
+        trial = Study(tmp_path / "study", CONFIG, SPACE).next(1)
+    finally:
+        os.umask(before)
+    assert trial is not None
+    for path in (trial.file, *list(trial.file.parents)[:2]):
+        assert not path.stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize(
+    ("dimension", "stored", "value"),
+    [
+        (Range(0.9, 0.99999), 0.999964, 0.99996),
+        (Range(0.9, 0.99999), 0.9999899999, 0.99999),
+        (Range(0.99994, 0.99996), 0.9999412345, 0.99994123),
+        (Range(0.0, 1.0), 0.123456, 0.1235),
+        (Range(0.0, 1000.0), 0.000123456, 0.0001235),
+        (Range(-1.0, 1.0), 0.0, 0.0),
+        (Range(0.00001, 0.099999, True), 0.0999989, 0.099999),
+        (Range(1, 8), 3, 3),
+    ],
+)
+def test_values_have_few_digits_and_stay_within_their_bounds(dimension, stored, value):
+    assert value_of(dimension, stored) == value
 
 
 def test_trials_share_the_cores(monkeypatch):

@@ -1,30 +1,35 @@
 """The actor process: it steps groups of environments for a learner on the same machine.
 
-It imports no JAX. It is started with one end of a socket pair. It receives its job as JSON, sends the spec
-of its environments, receives the shared memory and two doorbells (eventfds) for each group, and then steps
-each group whose actions have arrived. If the learner dies, the socket hangs up and the actor exits.
+It imports no JAX. It is started with one end of a socket pair. It reads its job as JSON from stdin, sends
+the spec of its environments, receives the shared memory and two doorbells (eventfds) for each group, and then
+steps each group whose actions have arrived. If the learner dies, the socket hangs up and the actor exits.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import mmap
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
+from seedbed.envs.factories import require_defined
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
+from seedbed.envs.host.gym import FactoryEnv
+from seedbed.errors import after
 from seedbed.exit_status import ExitStatus
 from seedbed.types import SeedbedError, Timestep, Tree
 
@@ -94,29 +99,25 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    request = connection.recv(MESSAGE_BYTES)
-    if not request:
-        return
-    job = strict_json.loads(request)
+    job = strict_json.loads(sys.stdin.buffer.read())
     os.nice(job["niceness"])
     groups, count = _Groups(job), len(job["lives"])
     try:
-        groups.build()
-        spec = groups.hosts[0].spec
-        _send(connection, {"spec": spec_to_json(spec)})
-        memory_fd, *bells = receive_fds(connection, 1 + 2 * count)
-        groups.attach(memory_fd, bells)
-        # The learner already answers the first group while the others are built.
-        while len(groups.hosts) < count:
+        with groups:
             groups.build()
-        groups.run(connection)
+            spec = groups.hosts[0].spec
+            _send(connection, {"spec": spec_to_json(spec)})
+            memory_fd, *bells = receive_fds(connection, 1 + 2 * count)
+            groups.attach(memory_fd, bells)
+            # The learner already answers the first group while the others are built.
+            while len(groups.hosts) < count:
+                groups.build()
+            groups.run(connection)
     except ConnectionError:
         return
     except SeedbedError as error:
         where = f"{error} (actor {job['actor']}, group {groups.current})"
         raise SeedbedError(where) from error.__cause__
-    finally:
-        groups.close()
 
 
 def receive_fds(connection: socket.socket, count: int) -> list[int]:
@@ -155,7 +156,10 @@ class _Groups:
         if job["lives"][index] == 0:
             key = (job["actor"], index)
             seed = int(np.random.SeedSequence(job["seed"], spawn_key=key).generate_state(1)[0])
-        host = registry.from_json(job["env"]).make(job["num_envs"], seed)
+        env = registry.from_json(job["env"])
+        if job["allow"] is not None and isinstance(env, FactoryEnv):
+            require_defined(env.factory, job["allow"])
+        host = env.make(job["num_envs"], seed)
         self.hosts.append(host)
         if self._layout is not None:
             if host.spec != self._layout.spec:
@@ -201,10 +205,15 @@ class _Groups:
                 slot.open(life)
                 self._publish(index, self.hosts[index].reset())
 
-    def close(self) -> None:
-        """Closes the environments of all groups."""
-        for host in self.hosts:
-            host.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        """Closes the environments of all groups; a failure that is under way is kept."""
+        kept = contextlib.nullcontext() if failure is None else after(failure, _print)
+        with kept, contextlib.ExitStack() as stack:
+            for host in self.hosts:
+                stack.callback(host.close)
 
     def _publish(self, index: int, timestep: Timestep) -> None:
         slot, leaves = self._slots[index], trees.leaves(timestep)
@@ -212,6 +221,10 @@ class _Groups:
             _refuse(leaves, slot.layout, f"{_name(self._job)!r}, step {slot.step}")
         slot.publish(leaves)
         os.eventfd_write(self._arrived[index], 1)
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _name(job: dict[str, Any]) -> str:

@@ -28,9 +28,9 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", 
 class ChildProcess:
     """A running process that publishes timesteps: a `peers.Peer`.
 
-    It has one end of a socket pair, over which JSON and descriptors pass. Only the pool's thread uses it, but
-    for `pid` and `cpu_seconds`. The constructor starts `module`, gives it the job, and raises SeedbedError if
-    it cannot.
+    It reads its job from stdin. It has one end of a socket pair, over which JSON and descriptors pass. Only
+    the pool's thread uses it, but for `pid` and `cpu_seconds`. The constructor starts `module`, gives it the
+    job, and raises SeedbedError if it cannot.
     """
 
     def __init__(
@@ -62,15 +62,19 @@ class ChildProcess:
             self.output: self._read_output,
         }
         try:
-            self.connection.send(strict_json.dumps(job).encode())
-            self.popen = start_module(
-                module,
-                ("--fd", str(theirs.fileno())),
-                _ONE_THREAD,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-            )
+            # A file: neither a message nor a pipe holds the largest job.
+            with os.fdopen(os.memfd_create("seedbed-job"), "w+b") as file:
+                file.write(strict_json.dumps(job).encode())
+                file.seek(0)
+                self.popen = start_module(
+                    module,
+                    ("--fd", str(theirs.fileno())),
+                    _ONE_THREAD,
+                    stdin=file.fileno(),
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                )
         except OSError as error:
             self.release()
             raise SeedbedError(f"cannot start a process of {module}: {error}") from error

@@ -27,6 +27,8 @@ from seedbed.actors.waiting import GIVE_UP_S
 from seedbed.actors.wire import BEAT_S, Beat, Kind, StepCodec, beat_frame
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host.pickled import is_pickled
 from seedbed.exit_status import TemporaryError
 from seedbed.streams.credentials import ActorKey
 from seedbed.streams.loop import EventLoop
@@ -192,7 +194,13 @@ class Host:
                 f"{size}: give a multiple with --envs"
             )
         self._welcome, self._env = welcome, env
-        launcher = Launcher(env=env, envs_per_group=size, groups=groups, seed=welcome["seed"])
+        launcher = Launcher(
+            env=env,
+            envs_per_group=size,
+            groups=groups,
+            seed=welcome["seed"],
+            allow=None if ANY in self._options.allow else self._options.allow,
+        )
         self._pool = local_pool(
             launcher, actors=self._options.processes, timeout_s=welcome["timeout_s"]
         )
@@ -330,10 +338,17 @@ class Host:
 
 
 def _require_allowed(env: HostEnvConfig, allow: tuple[str, ...]) -> None:
-    """Raises SeedbedError if a learner asks for code of this machine that nobody has allowed."""
+    """Raises SeedbedError if a learner sends code, or asks for code of this machine that is not allowed."""
+    if is_pickled(env):
+        raise SeedbedError(
+            "the learner sends an environment as pickled code, which no host runs: put it into a module on "
+            "both machines, such as my_env.py, and allow that with --allow my_env"
+        )
     name = registry.code_of(env)
-    module = name.partition(":")[0] if ":" in name else ""
-    if module and module not in allow and ANY not in allow:
+    module = name.partition(":")[0]
+    # An id without a module is one that a package of this machine registers.
+    installed = isinstance(env, GymEnv) and ":" not in env.id
+    if name and not installed and module not in allow and ANY not in allow:
         raise SeedbedError(
             f"the learner asks for the environment {name}, which is code of the module {module}: allow it "
             f"with --allow {module}"

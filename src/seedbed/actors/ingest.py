@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
     raise_descriptor_limit()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    job = strict_json.loads(learner.recv(MESSAGE_BYTES))
+    job = strict_json.loads(sys.stdin.buffer.read())
     # A learner that is stopped, or evaluates for long, must not keep the streams waiting.
     learner.setblocking(False)
     try:

@@ -24,6 +24,7 @@ class Launcher:
     groups: int  # of an actor; one steps while another waits for actions
     seed: int
     niceness: int = 0  # of the processes, as in nice(1)
+    allow: tuple[str, ...] | None = None  # modules whose callables may make environments; None: all
 
     def __post_init__(self) -> None:
         if self.envs_per_group < 1 or self.groups < 1:
@@ -46,6 +47,7 @@ class Launcher:
             "num_envs": self.envs_per_group,
             "seed": self.seed,
             "niceness": self.niceness,
+            "allow": self.allow,
             "actor": actor,
             "lives": list(lives),
         }

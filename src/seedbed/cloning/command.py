@@ -29,8 +29,8 @@ from seedbed.types import SeedbedError, UsageError, bind
 
 DESCRIPTION = """\
 Makes a run whose policy imitates recorded episodes; `seedbed train NAME --from RUN` goes on from it.
-DATA is an npz file with observations, actions, terminations and truncations, one row a step, or a dataset of
-Minari."""
+DATA is an npz file with observations, actions, terminations and truncations, and for agents with a memory
+rewards, one row a step, or a dataset of Minari."""
 _USAGE = "seedbed clone NAME DATA [OPTIONS] [OPTIONS of seedbed train]"
 Tell = Callable[[str], None]
 

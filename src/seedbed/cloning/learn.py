@@ -15,6 +15,7 @@ from seedbed.cloning.recorded import Recorded
 from seedbed.ops import statistics
 from seedbed.ops.statistics import RunningStatistics
 from seedbed.run.stacking import stack_timesteps
+from seedbed.spaces import PRIVILEGED, without
 from seedbed.types import Agent, Array, LearnerState, SeedbedError, Timestep, Tree
 
 _MEMORY_STEPS = 64
@@ -126,14 +127,17 @@ class _Sequences:
 
     def __init__(self, agent: Agent, recorded: Recorded, frame_stack: int) -> None:
         memory = jax.eval_shape(lambda: agent.actor_state(jnp.arange(1), 1)).core
-        self._length = _MEMORY_STEPS if jax.tree.leaves(memory) else 1
+        length = _MEMORY_STEPS if jax.tree.leaves(memory) else 1
+        if length > 1 and recorded.reward is None:
+            raise SeedbedError(
+                f"the data has no rewards, which the memory of {type(agent).__name__} sees: add `rewards`, "
+                "or choose an agent without a memory"
+            )
         self._recorded, self._stack = recorded, frame_stack
-        starts = np.arange(max(1, len(recorded.first) - self._length + 1))
-        self._length = min(self._length, len(recorded.first))
-        held = max(1, int(len(starts) * _HELD_OUT))
-        self._starts, self._held = (
-            (starts[:-held], starts[-held:]) if len(starts) > 1 else (starts, starts)
-        )
+        steps = len(recorded.first)
+        learned = max(1, steps - max(1, int(steps * _HELD_OUT)))
+        self._starts, self._length = _sequences(0, learned, length)
+        self._held, self._held_length = _sequences(min(learned, steps - 1), steps, length)
 
     @property
     def sample(self) -> Tree:
@@ -157,9 +161,9 @@ class _Sequences:
 
     def held_out(self, batch: int) -> tuple[Timestep, Array]:
         """Returns steps that are not learned from, always the same."""
-        count = max(1, min(4 * batch // self._length, len(self._held)))
+        count = max(1, min(4 * batch // self._held_length, len(self._held)))
         chosen = self._held[np.linspace(0, len(self._held) - 1, count).astype(int)]
-        return self._rows(chosen, self._length)
+        return self._rows(chosen, self._held_length)
 
     def _rows(self, starts: np.ndarray, length: int) -> tuple[Timestep, Array]:
         recorded, past = self._recorded, self._stack - 1
@@ -167,24 +171,43 @@ class _Sequences:
         # Frames from before the recording are blank, since its first step opens an episode.
         rows = np.maximum(wanted, 0)
         first = recorded.first[rows] | (wanted <= 0)
-        zero, no = np.zeros(rows.shape, np.float32), np.zeros(rows.shape, bool)
+        reward, no = np.zeros(rows.shape, np.float32), np.zeros(rows.shape, bool)
+        if recorded.reward is not None:
+            # A timestep has the reward of the action before it.
+            reward = recorded.reward[np.maximum(wanted - 1, 0)]
         frames = Timestep(
-            jax.tree.map(lambda leaf: leaf[rows], recorded.observation), zero, no, no, first
+            jax.tree.map(lambda leaf: leaf[rows], recorded.observation), reward, no, no, first
         )
         # With a stack of 1, images without channels get one.
         steps = stack_timesteps(jax.tree.map(jnp.asarray, frames), self._stack)
         # A memory begins empty.
-        steps = steps._replace(first=steps.first.at[0].set(True) if length > 1 else steps.first)
+        first = steps.first.at[0].set(True) if length > 1 else steps.first
+        steps = steps._replace(first=first, reward=jnp.where(first, 0.0, steps.reward))
         return steps, jnp.asarray(recorded.action[starts[None] + np.arange(length)[:, None]])
 
 
+def _sequences(begin: int, end: int, length: int) -> tuple[np.ndarray, int]:
+    """Returns the starts of all sequences between two steps, and their length: `length`, or all steps."""
+    length = min(length, end - begin)
+    return np.arange(begin, end - length + 1), length
+
+
 def _seen(agent: Any, params: Tree, sequences: _Sequences) -> Tree:
-    """Returns parameters whose statistics of observations are those of the recorded steps."""
+    """Returns parameters whose statistics of observations are those of the recorded steps.
+
+    What only critics see is not recorded; its moments stay as they began.
+    """
     seen = getattr(params, "seen", ())
     if not isinstance(seen, RunningStatistics):
         return params
     shown = agent._shown(sequences.sample)
-    return params._replace(seen=statistics.absorb(seen, statistics.deviations(seen, shown)))
+    mean, variance = (without(each, PRIVILEGED) for each in (seen.mean, seen.variance))
+    known = RunningStatistics(seen.weight, mean, variance)
+    found = statistics.absorb(known, statistics.deviations(known, shown))
+    if isinstance(shown, dict):
+        mean, variance = {**seen.mean, **found.mean}, {**seen.variance, **found.variance}
+        found = RunningStatistics(found.weight, mean, variance)
+    return params._replace(seen=found)
 
 
 def _without_slope(params: Tree) -> Tree:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seedbed import trees
 from seedbed.printable import printable
 from seedbed.run.forms import SpaceCodec
 from seedbed.types import Array, Box, Discrete, SeedbedError, Tree, action_array
 
 _ENDS = ("terminations", "truncations")
+_PARTS = ("observations", "actions", "rewards", *_ENDS)
+_EPISODE = re.compile(r"episode_\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,54 +29,73 @@ class Recorded:
     observation: Tree
     action: Array
     first: Array  # bool: the step opens an episode
+    reward: Array | None = None  # float32: of the action; None if it is not recorded
 
 
 def read(path: Path, forms: SpaceCodec) -> Recorded:
     """Reads recorded episodes for an environment.
 
-    `path` is an npz file with `observations`, `actions`, `terminations` and `truncations`, one row a step; an
-    observation that is a dict has a part for each key, such as `observations/goal`. Or it is a dataset of
-    Minari, its folder or `main_data.hdf5`. Raises SeedbedError if it is neither, or does not fit.
+    `path` is an npz file with `observations`, `actions`, `terminations` and `truncations`, and maybe
+    `rewards`, one row a step; an observation that is a dict has a part for each key, such as
+    `observations/goal`. Or it is a dataset of Minari, its folder or `main_data.hdf5`. Raises SeedbedError if
+    it is neither, or does not fit.
     """
     name = printable(path)
     hdf5 = path / "data" / "main_data.hdf5" if path.is_dir() else path
     if path.is_dir() and not hdf5.exists():
         hdf5 = path / "main_data.hdf5"
+    minari = hdf5.suffix in (".hdf5", ".h5")
     try:
-        if hdf5.suffix in (".hdf5", ".h5"):
-            observation, action, first = _of_minari(hdf5, name)
-        else:
-            observation, action, first = _of_npz(path, name)
+        found = _of_minari(hdf5, name) if minari else _of_npz(path)
+        _require_rows(found, name)
+        observation = _nested(found)["observations"]
+        ended = found["terminations"].astype(bool) | found["truncations"].astype(bool)
+        reward = found["rewards"].astype(np.float32) if "rewards" in found else None
+    except SeedbedError:
+        raise
     except OSError as error:
         raise SeedbedError(f"{name} cannot be read: {error.strerror or error}") from error
-    counts = {len(leaf) for leaf in (*trees.leaves(observation), action, first)}
-    if len(counts) > 1 or 0 in counts:
-        raise SeedbedError(
-            f"{name} has parts of {sorted(counts)} steps; all must have one row a step"
-        )
+    except Exception as error:  # a file of another program may hold anything
+        kind = "dataset of Minari" if minari else "npz file of arrays"
+        raise SeedbedError(f"{name} is no {kind}: {error}") from error
+    if reward is not None and not np.isfinite(reward).all():
+        raise SeedbedError(f"{name} has a reward that is not finite")
+    first = np.concatenate([[True], ended[:-1]])
     try:
-        return Recorded(forms.encode(observation), _encoded(action, forms), first)
+        action = _encoded(found["actions"], forms)
+        return Recorded(forms.encode(observation), action, first, reward)
     except SeedbedError as error:
         raise SeedbedError(f"{name} does not fit the environment: {error}") from error
 
 
-def _of_npz(path: Path, name: str) -> tuple[Tree, Array, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = dict(file)
-    except (ValueError, EOFError) as error:
-        raise SeedbedError(f"{name} is no npz file of arrays: {error}") from error
-    missing = [each for each in ("actions", *_ENDS) if each not in found]
-    observation = _nested({k: v for k, v in found.items() if k.partition("/")[0] == "observations"})
-    if missing or not observation:
-        lacks = ", ".join(["observations"] * (not observation) + missing)
-        raise SeedbedError(f"{name} lacks {lacks}; it has {', '.join(sorted(found))}")
-    ended = np.logical_or(*(found[each].astype(bool) for each in _ENDS))
-    first = np.concatenate([[True], ended[:-1]]) if ended.size else ended
-    return observation["observations"], found["actions"], first
+def _require_rows(found: Mapping[str, Any], name: str) -> None:
+    """Raises SeedbedError if a part is missing, or if it has not one row a step."""
+    missing = {"observations", "actions", *_ENDS} - {_part(key) for key in found}
+    if missing:
+        has = ", ".join(sorted(found))
+        raise SeedbedError(f"{name} lacks {', '.join(sorted(missing))}; it has {has}")
+    shapes = {key: np.shape(found[key]) for key in sorted(found) if _part(key) in _PARTS}
+    counts = {shape[:1] for shape in shapes.values()}
+    if len(counts) > 1 or counts & {(), (0,)}:
+        told = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
+        raise SeedbedError(f"{name} has arrays {told}; all must have one row a step")
+    for key in (*_ENDS, "rewards"):
+        if len(shapes.get(key, (0,))) > 1:
+            raise SeedbedError(
+                f"{name}: {key} has the shape {shapes[key]}, expected {shapes[key][:1]}"
+            )
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+def _part(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _of_npz(path: Path) -> dict[str, Any]:
+    with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Turns names such as `observations/goal` into dicts within dicts."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
@@ -85,35 +107,45 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_minari(path: Path, name: str) -> tuple[Tree, Array, Array]:
+def _of_minari(path: Path, name: str) -> dict[str, Any]:
+    """Returns the episodes of a dataset as an npz file would have them."""
     if importlib.util.find_spec("h5py") is None:
         raise SeedbedError(
             f"{name} is a file of Minari, which needs the package h5py: pip install h5py"
         )
     with importlib.import_module("h5py").File(path, "r") as file:
-        episodes = [file[key] for key in sorted(file, key=lambda key: int(key.rpartition("_")[2]))]
-        parts = list(_episodes(episodes))
-    if not parts:
-        raise SeedbedError(f"{name} has no episodes")
-    observations, actions, firsts = zip(*parts, strict=True)
-    joined = trees.map(lambda *leaves: np.concatenate(leaves), *observations)
-    return joined, np.concatenate(actions), np.concatenate(firsts)
+        numbers = sorted(int(key[8:]) for key in file if _EPISODE.fullmatch(key))
+        if not numbers:
+            raise SeedbedError(
+                f"{name} has {', '.join(sorted(file)) or 'nothing'}, and no episode_0, as Minari's datasets "
+                f"have: put it into an npz file with observations, actions, {' and '.join(_ENDS)}"
+            )
+        episodes = [_episode(file[f"episode_{number}"]) for number in numbers]
+    return {key: np.concatenate([each[key] for each in episodes]) for key in episodes[0]}
 
 
-def _episodes(episodes: list[Any]) -> Iterator[tuple[Tree, Array, Array]]:
-    for episode in episodes:
-        action = np.asarray(episode["actions"])
-        # The last observation of an episode has no action.
-        observation = _arrays(episode["observations"], len(action))
-        first = np.arange(len(action)) == 0
-        if len(action):
-            yield observation, action, first
+def _episode(group: Any) -> dict[str, Any]:
+    found = dict(_arrays(group))
+    steps = len(found.get("actions", ()))
+    # The last observation of an episode has no action.
+    found = {key: value[:steps] for key, value in found.items()}
+    return {
+        **found,
+        "terminations": np.zeros(steps, bool),
+        "truncations": np.arange(steps) == steps - 1,
+    }
 
 
-def _arrays(node: Any, rows: int) -> Tree:
-    if hasattr(node, "keys"):
-        return {key: _arrays(node[key], rows) for key in node}
-    return np.asarray(node)[:rows]
+def _arrays(node: Any, above: str = "") -> Iterator[tuple[str, Array]]:
+    """Yields the arrays of an episode that are read, by names such as `observations/goal`."""
+    for key in node:
+        name = above + key
+        if _part(name) not in ("observations", "actions", "rewards"):
+            continue
+        if hasattr(node[key], "keys"):
+            yield from _arrays(node[key], f"{name}/")
+        else:
+            yield name, np.asarray(node[key])
 
 
 def _encoded(action: Array, forms: SpaceCodec) -> Array:
@@ -122,6 +154,10 @@ def _encoded(action: Array, forms: SpaceCodec) -> Array:
     shape = action_array(spec)
     array = np.asarray(action)
     if isinstance(spec, Box):
+        if array.dtype.kind not in "biuf" or array[0].size != math.prod(shape.shape):
+            raise SeedbedError(
+                f"actions are {array.dtype} {array.shape}, expected numbers {('N', *shape.shape)}"
+            )
         found = array.reshape(len(array), *shape.shape).astype(np.float32)
         if not np.isfinite(found).all():
             raise SeedbedError("an action is not finite")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from seedbed.named import import_named
@@ -40,8 +41,26 @@ def load_factory(factory: str) -> Callable[..., Any]:
             hint = did_you_mean(part, dir(found), 3, 0.5)
             raise SeedbedError(f"environment factory {factory!r}: no {part!r} in it{hint}")
         found = getattr(found, part)
+        if isinstance(found, ModuleType):
+            raise SeedbedError(
+                f"environment factory {factory!r}: {part} is a module; name it before the colon, as in "
+                f"{found.__name__}:callable"
+            )
     if not callable(found):
         raise SeedbedError(
             f"environment factory {factory!r} is a {type(found).__name__}, not callable"
         )
     return found
+
+
+def require_defined(factory: str, modules: Sequence[str]) -> None:
+    """Raises SeedbedError unless the callable is defined in one of these modules, or below one.
+
+    A module also has what it imports, such as `subprocess.Popen`.
+    """
+    home = str(getattr(load_factory(factory), "__module__", None))
+    if not any(f"{home}.".startswith(f"{module}.") for module in modules):
+        raise SeedbedError(
+            f"environment factory {factory!r} is defined in {home}, which --allow does not name: give a "
+            "function or class that its own module defines"
+        )

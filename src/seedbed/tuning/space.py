@@ -162,8 +162,13 @@ def suggested(trial: Any, space: Space) -> Iterator[tuple[str, Any]]:
 def value_of(dimension: Range | Choice, stored: Any) -> Any:
     """Returns the value of an option for what Optuna has stored.
 
-    Numbers that are not whole have four digits: more would say what nobody has measured.
+    Numbers that are not whole have four digits, of themselves or of the width of their range if that is less:
+    more would say what nobody has measured.
     """
     if isinstance(dimension, Choice):
         return json.loads(stored)
-    return int(stored) if dimension.whole else float(f"{stored:.4g}")
+    if dimension.whole:
+        return int(stored)
+    width = dimension.high - dimension.low
+    digits = 3 - math.floor(math.log10(min(width, abs(stored) or width)))
+    return float(min(max(round(stored, digits), dimension.low), dimension.high))

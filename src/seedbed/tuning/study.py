@@ -84,7 +84,9 @@ class Study:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._mine: set[int] = set()
         try:
-            (folder / "trials").mkdir(parents=True, exist_ok=True)
+            # Others must not be able to write what a trial would import: run/trust.py.
+            folder.mkdir(0o755, parents=True, exist_ok=True)
+            (folder / "trials").mkdir(0o755, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{printable(folder)} cannot be made: {error.strerror}") from error
         journal = self._optuna.storages.journal
@@ -145,13 +147,16 @@ class Study:
             return None
 
     def _take(self, trial: Any) -> Trial | None:
-        """Locks a trial and writes its configuration; None if another search has it, or if it cannot be."""
+        """Locks a trial and writes its configuration; None if another search has it, or if it is over."""
         run = self.folder / "trials" / f"{trial.number:04d}"
         lock = os.open(run.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
+            return None
+        if all(record.number != trial.number for record in self.trials("RUNNING")):
+            os.close(lock)  # it has ended since it was listed
             return None
         self._mine.add(trial.number)
         taken = Trial(trial, run, lock)

@@ -221,9 +221,10 @@ class GymHost:
         return self._timestep(rows)
 
     def close(self) -> None:
-        """Closes every environment."""
-        for index, env in enumerate(self._envs):
-            self._guard(index, env.close)
+        """Closes every environment, the last first; then raises the failure of the first one that failed."""
+        with contextlib.ExitStack() as stack:
+            for index, env in enumerate(self._envs):
+                stack.callback(self._guard, index, env.close)
 
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space into arrays in the spec's form, without the privileged part.

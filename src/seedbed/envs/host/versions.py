@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from seedbed.envs.host.atari import AtariEnv
@@ -32,16 +33,16 @@ def of(env: HostEnvConfig) -> dict[str, str]:
     package = owners.get(type(env), "gymnasium")
     if (version := package_version(package)) is not None:
         found[package] = version
-    if isinstance(env, AtariEnv):
-        if (digest := _rom_digest(env.game)) is not None:
-            found[f"ROM {env.game}"] = digest
-    elif isinstance(env, FactoryEnv):
-        found |= of_module(env.factory.partition(":")[0].partition(".")[0])
+    if isinstance(env, AtariEnv) and (digest := _rom_digest(env.game)) is not None:
+        found[f"ROM {env.game}"] = digest
+    name = env.factory if isinstance(env, FactoryEnv) else getattr(env, "id", "")
+    if ":" in name:
+        found |= of_module(name.partition(":")[0].partition(".")[0])
     return found
 
 
 def require_same(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    """Raises VersionError unless all that both machines have agrees."""
+    """Raises VersionError unless `theirs` has the files of `ours`, and all that both have agrees."""
     for name in sorted(ours.keys() & theirs.keys()):
         mine, other = ours[name], str(theirs[name])
         if name.startswith(("file ", "ROM ")):
@@ -52,6 +53,9 @@ def require_same(ours: dict[str, str], theirs: dict[str, str]) -> None:
                 )
         else:
             require_same_release(name, mine, other)
+    for name in sorted(ours.keys() - theirs.keys()):
+        if name.startswith("file "):
+            raise VersionError(f"{name} is at the learner and not here: copy the learner's")
 
 
 def require_same_release(name: str, ours: str, theirs: str) -> None:
@@ -84,12 +88,16 @@ def _rom_digest(game: str) -> str | None:
 
 @functools.cache
 def of_module(module: str) -> dict[str, str]:
-    """Returns the version of the distribution that has a module, or the digest of its file, by name."""
+    """Returns the version of the distribution that has a module, or the digest of its file, by name.
+
+    The current folder comes last, as in `import_named`.
+    """
     for distribution in importlib.metadata.packages_distributions().get(module, []):
         version = package_version(distribution)
         return {} if version is None else {distribution: version}
     try:
-        found = importlib.util.find_spec(module)
+        here = [str(Path.cwd())]
+        found = importlib.util.find_spec(module) or PathFinder.find_spec(module, here)
     except (ImportError, ValueError):
         return {}
     if found is None or found.origin is None or not Path(found.origin).is_file():
