@@ -45,10 +45,8 @@ class Difference(NamedTuple):
     """How far the outputs of a graph were from those of JAX."""
 
     largest: dict[str, float]  # largest error of each output; 1 if a whole number differs
-    scale: dict[
-        str, float
-    ]  # largest number of each output, but for the scores of forbidden choices;
-    # 1 for whole numbers
+    # The largest number of each output, but for the scores of forbidden choices; 1 for whole numbers.
+    scale: dict[str, float]
 
     def relative(self) -> dict[str, float]:
         """Returns the largest error of each output, relative to the output's largest number."""
