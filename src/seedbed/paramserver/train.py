@@ -62,9 +62,15 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        with contextlib.closing(
-            Hosts(path, config.hosts, config.listen, run.term, session.interruption.come)
-        ) as hosts:
+        hosts = Hosts(
+            path,
+            config.hosts,
+            config.listen,
+            run.term,
+            session.interruption.come,
+            run.require_claim,
+        )
+        with contextlib.closing(hosts):
             session.interruption.ending.append(hosts.kill)
             return _train_on(hosts, job, run, session)
 
@@ -79,7 +85,7 @@ def _train_on(hosts: Hosts, job: Job, run: RunFolder, session: Session) -> dict[
         # They would be started twice.
         end_starting(path)
         session.view.message("the processes of this run go on: taking them over")
-    cluster = Cluster(job, path, save, hosts)
+    cluster = Cluster(job, path, save, hosts, adopts)
     session.interruption.ending.append(cluster.kill)
     try:
         _await_roles(cluster, session, adopts)
