@@ -213,7 +213,7 @@ class Cluster:
     def _close_learners(self) -> None:
         """Ends the pushes of learners that have not paused, which some shards may have and others not."""
         paused = {
-            keeper.report["learner"]
+            keeper.report["start"]
             for keeper in self.learners
             if keeper.connected and keeper.report.get("paused", False)
         }

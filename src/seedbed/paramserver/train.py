@@ -15,6 +15,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.beginning import is_running, roles_of, write_saves
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.episodes import Episodes
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.launching import end_all, end_starting
@@ -90,7 +91,7 @@ def _train_on(hosts: Hosts, job: Job, run: RunFolder, session: Session) -> dict[
     try:
         _await_roles(cluster, session, adopts)
         forget_former(path)
-        trained = ClusterRun(cluster, run)
+        trained = ClusterRun(cluster, run, Episodes.of_newest(run.checkpoints))
         if adopts:
             progress = trained.progress()
             session.take_over(progress.env_steps, progress.updates)
