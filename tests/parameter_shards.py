@@ -145,7 +145,7 @@ class StubLearner:
         return True
 
     def report(self) -> dict[str, Any]:
-        return {"learner": self.number, "paused": self.pausing}
+        return {"paused": self.pausing}
 
     def close(self) -> None:
         pass

@@ -43,6 +43,11 @@ SLURM = {
             {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a/b"},
             Rank(1, 4, 2, 0.0, "a_b", ""),
         ),
+        # So torchrun calls a job without a name: others are called so, too.
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+            Rank(0, 2, 1, 0.0, "", ""),
+        ),
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}, Rank(0, 2, 1, 0.0, "", "")),
         ({"JOB_COMPLETION_INDEX": "2", "COMPLETIONS": "3"}, Rank(2, 3, 1, 0.0, "", "")),
     ],

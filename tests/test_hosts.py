@@ -27,6 +27,7 @@ from seedbed.config.saved import from_json, to_json
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
 from seedbed.paramserver import command, hosting, launching, remote_host
+from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory, this_machine
 from seedbed.paramserver.hosts import Hosts, _Placed
 from seedbed.paramserver.keeper import Keeper
@@ -34,7 +35,7 @@ from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
 from seedbed.paramserver.registration import Entrance, Registrar, Registration
 from seedbed.paramserver.role import Role
-from seedbed.run.folder import ROLES, RunFolder
+from seedbed.run.folder import ROLES, RunFolder, TakenOver
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.trust import Trust
 from seedbed.streams.credentials import ADDRESS, KEY, PRIVATE, ensure_credentials
@@ -343,7 +344,7 @@ def test_what_a_host_has_learned_is_not_replaced_after_a_start_that_failed(tmp_p
 
     one: Any = Host()
     where: list[Any] = [one]
-    hosts: Any = SimpleNamespace(host_of=lambda name: where[0])
+    hosts: Any = SimpleNamespace(host_of=lambda name: where[0], require_claim=lambda: None)
     here: Any = SimpleNamespace(start=lambda anew: "here")
     role = RoleSpec("parameters-0", "module")
     placed = _Placed(hosts, Directory(tmp_path), here, role)
@@ -436,9 +437,62 @@ def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
     after.close()
 
 
+def test_a_coordinator_that_was_superseded_leaves_everything_to_the_next(machines):
+    for _ in range(2):
+        machines.start()
+    assert machines.hosts.await_all(lambda text: None, lambda: False)
+    spec = RoleSpec("replay-0", "reporting_role", ("--number", "0"))
+    machines.hosts.plan([Wish("replay-0", "replay", 0.5)])
+    former = Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec))
+    wait_for(lambda: former.reported)
+    after = Hosts(machines.run, 2, "127.0.0.1")
+    after.find_former(lambda: False)
+    after.plan([Wish("replay-0", "replay", 0.5)])
+    keeper = Keeper(machines.run, spec, 0, launcher=after.launcher(spec))
+    wait_for(lambda: keeper.reported)
+
+    def require_claim() -> None:
+        raise TakenOver("another")
+
+    machines.hosts.require_claim = require_claim
+    # Only the next one starts a role again that has ended.
+    machines.process_of("replay-0").kill()
+    wait_for(lambda: keeper.restarts == 1 and keeper.reported and former.failure)
+    assert isinstance(former.failure, TakenOver)
+    process = machines.process_of("replay-0")
+    cluster = Cluster.__new__(Cluster)
+    cluster._hosts, cluster._copies = machines.hosts, SimpleNamespace(close=lambda: None)
+    cluster.parameters, cluster.replay, cluster.learners = [], [former], []
+    cluster.close()
+    machines.hosts.close()
+    time.sleep(0.5)
+    assert process.is_running() and all(each.poll() is None for each in machines.processes)
+    assert sorted(Directory(machines.run).names()) == ["host-1", "host-2", "replay-0"]
+    assert keeper.restarts == 1 and keeper.failure is None
+    keeper.finish()
+    keeper.close()
+    after.close()
+
+
+def test_each_learner_of_this_machine_gets_one_of_its_gpus(tmp_path, monkeypatch):
+    started: list[str | None] = []
+
+    def start(module: str, arguments: Any, settings: dict[str, str], **_: Any) -> Any:
+        started.append(settings.get(launching.VISIBLE))
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(launching, "start_module", start)
+    for gpus in ("2,5", "2", ""):
+        monkeypatch.setenv(launching.VISIBLE, gpus)
+        for name in ("learner-0", "learner-1", "learner-2", "parameters-1"):
+            launching.Here(tmp_path, RoleSpec(name, "module")).start(anew=True).end()
+    # With one, or none, all of them have what this process has.
+    assert started == ["2", "5", "2", None, *[None] * 8]
+
+
 def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv(launching.VISIBLE, "2,5")
-    assert hosting.accelerators() == ["2", "5"]
+    assert launching.accelerators() == ["2", "5"]
     ensure_credentials(tmp_path / CREDENTIALS)
     role = Role(tmp_path, "host-1", 1)
     work = hosting.Hosting(role, tmp_path, hosting.facts(KINDS), ())
@@ -459,7 +513,7 @@ def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):
     for name in list(work._children):
         work._end(name)
     monkeypatch.setenv(launching.VISIBLE, "")
-    assert hosting.accelerators() == [] and work._accelerator() is None
+    assert launching.accelerators() == [] and work._accelerator() is None
 
 
 def test_a_key_that_is_made_beforehand_is_that_of_the_run(tmp_path, capsys):
@@ -503,6 +557,15 @@ def test_what_the_door_is_told_that_cannot_be(tmp_path):
     assert registration._call(lambda caller: False, name=named.name, **said) == {}
     assert joined == [named.name] == Directory(tmp_path).names()
     door.close()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "host-", "replay-0", None])
+def test_a_host_takes_no_name_that_is_none(tmp_path, monkeypatch, name):
+    """Its folder, which it removes at the end, has this name."""
+    said = {"name": name, "listen": "", "private": ""}
+    monkeypatch.setattr(Registration, "_call", lambda *_, **__: said)
+    with pytest.raises(SeedbedError, match="the coordinator names this host .*: check the address"):
+        Registration(tmp_path, Entrance(list), False).register(lambda caller: False)
 
 
 def test_what_a_host_is_asked_that_cannot_be(tmp_path):

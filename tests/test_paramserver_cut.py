@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -136,6 +137,28 @@ def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):
         assert silent._source.lease.steps > Tally().steps and set(leases._holders) == {1, 2}
     finally:
         shards.close()
+
+
+@pytest.mark.parametrize(("adopts", "expected"), [(True, [10, 40, 100]), (False, [])])
+def test_a_coordinator_that_takes_over_tells_how_many_items_there_are(
+    tmp_path, monkeypatch, adopts, expected
+):
+    """A replay shard may have died meanwhile, or just before: until there are enough, it tells again."""
+    told: list[int] = []
+    asked = SimpleNamespace(caller=SimpleNamespace(send=lambda _, items: told.append(items)))
+    usual = {"reported": True, "restarts": 0, "request": lambda ask: ask(asked)}
+    keepers = {
+        kind: SimpleNamespace(role=RoleSpec(kind, ""), **usual) for kind in ("parameters", "replay")
+    }
+    roles = {kind: [each.role] for kind, each in keepers.items()} | {"learners": []}
+    monkeypatch.setattr(cluster, "roles_of", lambda *_: roles)
+    monkeypatch.setattr(cluster, "Keeper", lambda run, role, *_, **__: keepers[role.name])
+    job = job_of(Dqn(hidden_sizes=(8,), min_size=100), 1)
+    made, replay = Cluster(job, tmp_path, None, Outside(tmp_path, 0), adopts), keepers["replay"]
+    for items in (10, 40, 100, 30):
+        replay.report = {"items": items}
+        made._tell_losses()
+    assert told == expected
 
 
 def test_what_is_learned_elsewhere_is_kept_here_too(run, tmp_path, monkeypatch):

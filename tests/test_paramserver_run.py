@@ -228,6 +228,7 @@ def test_a_run_that_was_stopped_goes_on_with_other_numbers_and_all_its_items(tmp
     assert any("moving the items of replay" in each for each in view.messages)
     assert again["env_steps"] == step and again["learner_steps"] >= first["learner_steps"]
     assert again["replay/items"] == len(before)
+    assert again["episodes"] >= first["episodes"] > 0
     assert sorted(saved_items(folder)) == before
     numbers = {"learners": 3, "parameter_shards": 1, "replay_shards": 4}
     last = train(folder, resume=True, steps=step + 1000, **numbers)

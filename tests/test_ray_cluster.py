@@ -73,6 +73,15 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch, capsys, tmp_pa
     assert "pip install 'seedbed[ray]'" in capsys.readouterr().err
 
 
+def test_a_run_that_ray_refuses_leaves_no_folder(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(ray_cluster, "_MODULE", "helper_of_ray")
+    monkeypatch.setattr(ray_cluster, "require_packages", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "cartpole/impala", "--cluster", "ray:9"]) == 1
+    assert "Ray: no node" in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_the_process_with_ray_is_told_the_end_and_what_it_says_is_passed_on(
     monkeypatch, tmp_path, capsys
 ):

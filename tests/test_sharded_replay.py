@@ -148,6 +148,12 @@ def test_shards_are_drawn_from_as_one_replay(shards):
     assert result.pvalue > 1e-4
 
 
+def test_each_shard_draws_by_random_numbers_of_its_own(shards):
+    run = shards(replay_shards=2)
+    first, second = (work.replay._random.random(8) for work in run.works.values())
+    assert not np.isin(first, second).any()
+
+
 def test_new_priorities_reach_the_items_of_their_shards(shards):
     run = shards(learners=1, replay_shards=2)
     replay = run.learner(0, 1)

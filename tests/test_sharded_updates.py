@@ -366,6 +366,29 @@ def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
     assert updater.sent == 151
 
 
+def test_outliers_of_an_agent_that_tells_no_loss_are_refused(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater = run.learner(1, deviations=4.0)
+    step = updater.compile(lambda state, batch, key, index: batch)
+    batch = run.job.plan.gradient, Output({"loss/critic": jnp.float32(1)}, jnp.float32(8))
+    batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch)
+    with pytest.raises(
+        SeedbedError, match="outlier_deviations is 4, but .* no metric 'loss/total'"
+    ):
+        step(batch, jax.random.key(1), np.int32(0))
+    assert updater.sent == 0
+
+
+def test_a_new_learner_gets_the_targets_of_the_version_that_it_is_told(shards):
+    run = shards(Dqn(target_period=1, hidden_sizes=(8,)), 1)
+    first = run.learner(1)
+    first.push(noise(run.job.plan.gradient, 0), Output({}, jnp.float32(8)))
+    first.settle()  # and nobody pulls
+    second = run.learner(2)
+    target = run.works[0]._state.auxiliary
+    jax.tree.map(np.testing.assert_array_equal, second.state.auxiliary, target)
+
+
 def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
     run = shards(Dqn(hidden_sizes=(8,)), 1)
     other = job_of(Dqn(hidden_sizes=(9,)), 1)

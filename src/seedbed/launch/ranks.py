@@ -16,6 +16,8 @@ _PLAIN = (
     ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "", "SKYPILOT_TASK_ID"),
     (_INDEXED, "COMPLETIONS", "", ""),
 )
+# The name that torchrun gives to each job that was given none.
+_UNNAMED = "none"
 
 
 class Rank(NamedTuple):
@@ -54,6 +56,8 @@ def _of_others(environ: Mapping[str, str]) -> Rank:
                     f"{rank} is set but {of}, the number of processes, is not: set it in the job"
                 )
             name = environ.get(job, "")
+            if name == _UNNAMED:
+                name = ""
             return Rank(
                 _count(environ, rank),
                 _count(environ, of),

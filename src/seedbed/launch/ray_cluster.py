@@ -6,6 +6,7 @@ as every host does. Nodes need not see that folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,29 +41,45 @@ def train(
     """
     wanted = _count(given.cluster or "")
     require_packages("--cluster ray", "ray", "ray")
-    request, rest = given.request, given.rest
+    request = given.request
     folder = request.run or new_folder(str(request.what or "run"))
     if RunFolder(folder).is_training():
         raise TemporaryError(
             f"another process trains into {printable(folder)}: wait for it, stop it, or name another folder"
         )
+    try:
+        with RayHosts(folder.absolute(), wanted) as hosts:
+            return _train_with(hosts, given, folder, run)
+    finally:
+        # Nothing is left of a run that was refused.
+        if request.run is None:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _train_with(
+    hosts: RayHosts,
+    given: TrainArguments,
+    folder: Path,
+    run: Callable[[Request, Change], tuple[int, dict[str, Any]]],
+) -> int:
+    """Trains into a folder with hosts that Ray has started; returns the exit status."""
     resume = (folder / CONFIG).exists()
-    with RayHosts(folder.absolute(), wanted) as hosts:
 
-        def change(config: TrainConfig) -> TrainConfig:
-            if (
-                int(flags.given(rest, "--learners") or 1) > 1
-                and config.runtime.runtime == "central"
-            ):
-                raise SeedbedError(
-                    "--learners: Ray's hosts have actors only; take --cluster ranks or slurm, or leave it out"
-                )
-            more = options_for(config.runtime.runtime, rest, hosts.count + 1, "leave out --cluster")
-            return flags.override(config, [*rest, *more], False)
+    def change(config: TrainConfig) -> TrainConfig:
+        learners = int(flags.given(given.rest, "--learners") or 1)
+        if learners > 1 and config.runtime.runtime == "central":
+            raise SeedbedError(
+                "--learners: Ray's hosts have actors only; take --cluster ranks or slurm, or leave it out"
+            )
+        more = options_for(
+            config.runtime.runtime, given.rest, hosts.count + 1, "leave out --cluster"
+        )
+        return flags.override(config, [*given.rest, *more], False)
 
-        # A run that goes on keeps what it has been, which the command of its first start names.
-        own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
-        return run(request._replace(run=folder, resume=resume, **own), change)[0]
+    # A run that goes on keeps what it has been, which the command of its first start names.
+    own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
+    return run(given.request._replace(run=folder, resume=resume, **own), change)[0]
 
 
 def _count(cluster: str) -> int:

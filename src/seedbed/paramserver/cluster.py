@@ -46,18 +46,25 @@ class Cut(NamedTuple):
 class Cluster:
     """The roles of a run and their keepers. For the coordinator's thread."""
 
-    def __init__(self, job: Job, run: Path, save: str | None, hosts: Hosts) -> None:
-        """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
+    def __init__(
+        self, job: Job, run: Path, save: str | None, hosts: Hosts, adopts: bool = False
+    ) -> None:
+        """Starts all roles that do not run. `save` names the replay's save to go on from.
+
+        `adopts` says whether the run has gone on without a coordinator.
+        """
         self.job, self._run, self._hosts = job, run, hosts
         self._roles = roles_of(job, run, save)
         self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
         # Learning begins with the first cut, the checkpoint from which a run that diverges at once goes on.
         self._cutting = True
-        # Restarts of replay shards after which there were items enough, and those that were told.
-        self._refilled = self._told = 0
+        # A replay shard may have been lost that no coordinator has told of, and hosts with folders of their
+        # own may begin with fewer items than the run had.
+        unsure = adopts or (save is not None and any(not host.shares for host in hosts.look()))
+        # Restarts of replay shards after which there were items enough (-1 if nobody knows), and those that
+        # the user was told of.
+        self._refilled, self._told = -1 if unsure else 0, 0
         self._notices: list[str] = []
-        # Hosts with folders of their own may begin with fewer items than the run had.
-        self._unsure = save is not None and any(not host.shares for host in hosts.look())
         hosts.plan(wishes_of(job, self._roles))
 
         sizes = [layout.size for layout in self._layouts]
@@ -95,19 +102,18 @@ class Cluster:
         self._copies.tend(time.monotonic())
 
     def _tell_losses(self) -> None:
-        """Tells parameter shard 0 how many items there are after a replay shard was started again.
+        """Tells parameter shard 0 how many items there are after a replay shard has lost some, or may have.
 
         It goes on until there are enough to learn from: items that were added in the last moments before the
         shard died are counted later. Shard 0 would let nobody add what it believes to be there.
         """
         restarts = sum(keeper.restarts for keeper in self.replay)
         experience = self.job.agent.experience
-        if not isinstance(experience, Replay) or (restarts == self._refilled and not self._unsure):
+        if not isinstance(experience, Replay) or restarts == self._refilled:
             return
         if not all(keeper.reported for keeper in (self.parameters[0], *self.replay)):
             return
         items = sum(keeper.report["items"] for keeper in self.replay)
-        self._unsure = False
         if items >= experience.min_size:
             self._refilled = restarts
         elif restarts != self._told:
@@ -207,7 +213,7 @@ class Cluster:
     def _close_learners(self) -> None:
         """Ends the pushes of learners that have not paused, which some shards may have and others not."""
         paused = {
-            keeper.report["learner"]
+            keeper.report["start"]
             for keeper in self.learners
             if keeper.connected and keeper.report.get("paused", False)
         }
@@ -281,8 +287,12 @@ class Cluster:
         _end(self.learners)
 
     def close(self) -> None:
-        """Ends all roles, the learners first."""
+        """Ends all roles, the learners first; leaves them as they are if another coordinator has the run."""
         self._copies.close()
+        if self._hosts.taken_over():
+            for keeper in self.all:
+                keeper.abandon()
+            return
         self.end_learners()
         _end([*self.replay, *self.parameters])
 

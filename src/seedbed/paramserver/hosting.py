@@ -21,7 +21,7 @@ import psutil
 
 from seedbed.machine import usable_cores
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory
-from seedbed.paramserver.launching import LOG, VISIBLE, end_of_log, start_role
+from seedbed.paramserver.launching import LOG, accelerators, end_of_log, start_role
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import COORDINATOR, STOP_S, Role
 from seedbed.run.trust import OPTION as TRUST
@@ -47,14 +47,6 @@ class Facts(NamedTuple):
     python: str
     only: tuple[str, ...]  # the kinds of roles that it takes
     shares: bool = True  # whether it sees the run's folder
-
-
-def accelerators() -> list[str]:
-    """Returns the GPUs of this machine that this process may use, as CUDA names them."""
-    visible = os.environ.get(VISIBLE)
-    if visible is not None:
-        return [each for each in visible.split(",") if each not in ("", "-1", "NoDevFiles")]
-    return [str(each) for each in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 def facts(only: tuple[str, ...], cores: float = 0.0, shares: bool = True) -> Facts:

@@ -20,6 +20,7 @@ from seedbed.paramserver.placement import HERE, Machine, Wish, place
 from seedbed.paramserver.registration import NAME, Registrar
 from seedbed.paramserver.remote_host import Host
 from seedbed.printable import pasted, printable
+from seedbed.run.folder import TakenOver
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import KEY
 from seedbed.types import SeedbedError
@@ -46,13 +47,16 @@ class Hosts:
         listen: str = "",
         term: int = 0,
         stopping: Callable[[], bool] = lambda: False,
+        require_claim: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens the door for hosts, if the user has said that there will be some: `wanted`.
 
         `term` is the number of this start of the run. `stopping`, which any thread calls, returns whether the
-        whole run is being stopped: hosts that are told to leave then keep their roles, which save. Raises
+        whole run is being stopped: hosts that are told to leave then keep their roles, which save.
+        `require_claim`, which any thread calls, raises TakenOver if another coordinator has the run. Raises
         SeedbedError if the door cannot be had.
         """
+        self.require_claim = require_claim
         self._run, self._wanted, self._stopping = run, wanted, stopping
         self._directory = Directory(run)
         self._hosts: dict[str, Host] = {}
@@ -85,7 +89,8 @@ class Hosts:
             for host in [each for each in self._hosts.values() if each.gone(away)]:
                 del self._hosts[host.name]
                 host.keeper.kill()
-                self._forget(host)
+                if not self.taken_over():
+                    self._forget(host)
                 if host.joined:
                     self._notices.append(f"{host.name} ({host.facts.machine}) is gone")
                 elif host.keeper.failure is not None:
@@ -100,6 +105,14 @@ class Hosts:
         with self._lock:
             if name not in self._hosts:
                 self._hosts[name] = Host(self._run, name)
+
+    def taken_over(self) -> bool:
+        """Returns whether another coordinator has the run: its hosts and roles are that one's then."""
+        try:
+            self.require_claim()
+        except TakenOver:
+            return True
+        return False
 
     def _forget(self, host: Host) -> None:
         """Removes what a host has told; it tells it again if it comes back."""
@@ -258,10 +271,14 @@ class Hosts:
             return [*own, *of_hosts]
 
     def close(self) -> None:
-        """Lets all hosts end: the run has ended."""
+        """Lets all hosts end: the run has ended. If another coordinator has it, they are left as they are."""
         if self._door is not None:
             self._door.close()
         hosts = list(self._hosts.values())
+        if self.taken_over():
+            for host in hosts:
+                host.keeper.abandon()
+            return
         for host in hosts:
             host.keeper.finish()
         for host in hosts:
@@ -312,7 +329,9 @@ class _HostedProcess:
         self._host.end(self._name)
 
     def end(self) -> None:
-        """Has the host kill it, and waits for that if the host is there."""
+        """Has the host kill it, and waits for that if the host is there and the run is still ours."""
+        if self._hosts.taken_over():
+            return
         concurrent.futures.wait([self._host.end(self._name)], timeout=5)
 
 
@@ -336,7 +355,9 @@ class _Placed:
         return self._process
 
     def start(self, anew: bool) -> RoleProcess:
-        """Starts a process where the role is placed now; raises OSError."""
+        """Starts a process where the role is placed now; raises OSError, and TakenOver."""
+        # Its number would be the latest, and it would take the place of the next coordinator's.
+        self._hosts.require_claim()
         role = self._role
         host = self._hosts.host_of(role.name)
         # A start that fails has changed nothing where the role was; elsewhere it may have begun all the same.

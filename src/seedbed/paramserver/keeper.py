@@ -266,6 +266,11 @@ class Keeper:
         self._finishing.set()
         self.request(lambda keeper: keeper.caller.send(Kind.FINISH))
 
+    def abandon(self) -> None:
+        """Ends the stream, and leaves the role to another coordinator."""
+        self._closed.set()
+        self._thread.join()
+
     def close(self, patience_s: float = 10.0) -> None:
         """Ends the role: it may take so long to end by itself after `finish`, and is killed then."""
         until_s = time.monotonic() + patience_s

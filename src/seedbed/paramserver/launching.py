@@ -158,12 +158,15 @@ class Here:
         return None if process is None else _HereProcess(process)
 
     def start(self, anew: bool) -> RoleProcess:
-        """Starts a child."""
+        """Starts a child; the learners of this machine use its GPUs in turn, each one of them."""
         role, directory = self._role, Directory(self._run)
         self._folder.mkdir(parents=True, exist_ok=True)
         arguments = (*role.arguments_of(anew), "--start", str(role.take_number(directory)))
+        kind, _, seat = role.name.rpartition("-")
+        there = accelerators() if kind == "learner" else []
+        accelerator = there[int(seat) % len(there)] if len(there) > 1 else None
         with (self._folder / LOG).open("ab") as log:
-            child = start_role(self._run, role.module, arguments, log)
+            child = start_role(self._run, role.module, arguments, log, accelerator)
         return _HereProcess(psutil.Process(child.pid), child)
 
     def last_words(self) -> str:
@@ -213,6 +216,14 @@ class _Elsewhere:
     def last_words(self) -> str:
         """Returns "": they are on another machine."""
         return ""
+
+
+def accelerators() -> list[str]:
+    """Returns the GPUs of this machine that this process may use, as CUDA names them."""
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
+        return [each for each in visible.split(",") if each not in ("", "-1", "NoDevFiles")]
+    return [str(each) for each in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 def end_of_log(path: Path) -> str:

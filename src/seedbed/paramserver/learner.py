@@ -157,7 +157,6 @@ class LearnerWork:
         updater, tally, learning = self._updater, self._source.tally, self._learning
         idle = self._source.ended and time.monotonic() > learning.starved_since_s + _IDLE_S
         return {
-            "learner": self.number,
             "paused": learning.paused,
             "idle": idle,
             "books": [[b.applied, b.discarded, b.rolled_back] for b in updater.books],

@@ -8,6 +8,7 @@ from typing import Any
 
 from seedbed.machine import usable_cores
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.episodes import Episodes
 from seedbed.run.metrics import Counters, MachineShares
 
 _FATES = ("applied", "discarded", "rolled_back")
@@ -16,9 +17,11 @@ _FATES = ("applied", "discarded", "rolled_back")
 class ClusterMeter:
     """Measurements over intervals. For one thread."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, episodes: Episodes) -> None:
         """Starts the first interval."""
-        self._cluster = cluster
+        self._cluster, self._episodes = cluster, episodes
+        # By role and start: a process that has ended stays in the sums, and the next one counts from 0.
+        self._counts: dict[tuple[str, int], collections.Counter[str]] = {}
         actors = cluster.job.config.learners * cluster.job.config.actors
         self._shares = MachineShares(usable_cores(), actors)
         self._last = self._totals()
@@ -36,7 +39,7 @@ class ClusterMeter:
         gone = now - last  # a Counter leaves out what has not grown
         pushes = sum(gone[fate] for fate in _FATES)
         return {
-            **episodes_of(reports),
+            **self._episodes.take(reports),
             **_means([report["metrics"] for report in reports]),
             **self._shares.update(self._counters(now)),
             "replay/items": sum(keeper.report.get("items", 0) for keeper in cluster.replay),
@@ -66,19 +69,20 @@ class ClusterMeter:
         }
 
     def _totals(self) -> collections.Counter[str]:
-        """Returns sums over the learners, and over the shards."""
+        """Returns sums over all processes of the learners, and of the shards, that have reported."""
+        cluster = self._cluster
+        for keeper in cluster.all:
+            if report := keeper.report:
+                name = keeper.role.name
+                self._counts[name, report["start"]] = _counted(name, report)
         totals: collections.Counter[str] = collections.Counter()
-        for keeper in self._cluster.learners:
-            _add_learner(totals, keeper.report)
-        for keeper in self._cluster.parameters:
-            for counts in keeper.report.get("books", {}).values():
-                totals.update(dict(zip(_FATES, counts, strict=True)))
-            totals["bytes"] += keeper.report.get("bytes", 0)
-            totals["not_finite"] += keeper.report.get("not_finite", 0)
-        for keeper in [*self._cluster.parameters, *self._cluster.replay]:
-            totals[keeper.role.name] = keeper.report.get("cpu_s", 0)
-            totals["shards_cpu"] += keeper.report.get("cpu_s", 0)
-        totals["updates"] = self._cluster.parameters[0].report.get("version", [0, 0])[1]
+        for counts in self._counts.values():
+            totals.update(counts)
+        # These go on with the shard's save.
+        for keeper in cluster.parameters:
+            for fates in keeper.report.get("books", {}).values():
+                totals.update(dict(zip(_FATES, fates, strict=True)))
+        totals["updates"] = cluster.parameters[0].report.get("version", [0, 0])[1]
         return totals
 
     def _counters(self, totals: collections.Counter[str]) -> Counters:
@@ -92,15 +96,18 @@ class ClusterMeter:
         )
 
 
-def _add_learner(totals: collections.Counter[str], report: dict[str, Any]) -> None:
-    if not report:
-        return
-    totals.update(report["seconds"])
-    totals["outliers"] += report["outliers"]
-    totals["actors_cpu"] += report["actors_cpu_s"]
-    totals["learners_cpu"] += report["cpu_s"]
-    for lag, count in report["lags"].items():
-        totals[f"lag {lag}"] += count
+def _counted(name: str, report: dict[str, Any]) -> collections.Counter[str]:
+    """Returns what a process has counted since its start."""
+    if "seconds" in report:
+        cpu = {"actors_cpu": report["actors_cpu_s"], "learners_cpu": report["cpu_s"]}
+        lags = {f"lag {lag}": count for lag, count in report["lags"].items()}
+        return collections.Counter(
+            report["seconds"] | cpu | lags | {"outliers": report["outliers"]}
+        )
+    counts = {name: report["cpu_s"], "shards_cpu": report["cpu_s"]}
+    if "books" in report:  # the bytes of replay are those that it holds
+        counts |= {each: report.get(each, 0) for each in ("bytes", "not_finite")}
+    return collections.Counter(counts)
 
 
 def _staleness(counts: dict[str, float]) -> dict[str, float]:
@@ -122,14 +129,6 @@ def _staleness(counts: dict[str, float]) -> dict[str, float]:
 def reports_of(cluster: Cluster) -> list[dict[str, Any]]:
     """Returns the last reports of the learners that are there: others say nothing about the run now."""
     return [keeper.report for keeper in cluster.learners if keeper.connected and keeper.report]
-
-
-def episodes_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the statistics of episodes of all learners: means of theirs, but the sum of their counts."""
-    found = _means([report["episodes"] for report in reports])
-    if "episodes" in found:
-        found["episodes"] = sum(report["episodes"]["episodes"] for report in reports)
-    return found
 
 
 def _means(figures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Outliers:
 
     def __init__(self, deviations: float) -> None:
         """A loss more than `deviations` above the mean is an outlier; with 0 none is."""
-        self._deviations = deviations
+        self.deviations = deviations
         self._mean = self._square = 0.0
         self._seen = 0
         self.discarded = 0
@@ -25,8 +25,8 @@ class Outliers:
         """Counts a loss; returns whether its gradient is to be discarded."""
         size = abs(loss)
         deviation = math.sqrt(max(0.0, self._square - self._mean**2))
-        far = size > self._mean + self._deviations * deviation
-        outlier = bool(self._deviations) and self._seen >= _FIRST and far
+        far = size > self._mean + self.deviations * deviation
+        outlier = bool(self.deviations) and self._seen >= _FIRST and far
         self._seen += 1
         self.discarded += outlier
         # All alike at first, or the zeros of the beginning would count.

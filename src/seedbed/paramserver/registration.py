@@ -156,11 +156,17 @@ class Registration:
     def register(self, stop: Callable[[Caller], bool]) -> Named | None:
         """Waits for a coordinator that gives this host a name; returns None if `stop` does first.
 
-        `stop` is called several times a second, and may raise. Raises SeedbedError if this host is refused.
+        `stop` is called several times a second, and may raise. Raises SeedbedError if this host is
+        refused, or if what it gets is no name of a host: the name becomes a part of paths.
         """
         said = self._call(stop, name="")
         if said is None:
             return None
+        if not _NAMES.fullmatch(str(said.get("name"))):
+            raise SeedbedError(
+                f"the coordinator names this host {said.get('name')!r}, and names are {NAME} and a number: "
+                "check the address, and that both machines have the same version"
+            )
         return Named(**{name: str(said[name]) for name in Named._fields})
 
     def keep(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from seedbed.central import replaying
 from seedbed.files import load_json, sync, write_json
+from seedbed.ops.keys import derived_seed
 from seedbed.paramserver.job import Job
 from seedbed.printable import printable
 from seedbed.replay.host.layout import Layout
@@ -55,7 +56,7 @@ def open_replay(
     """
     folder = Job.folder(run) / role_of(shard)
     former = Job.folder(run) / _FORMER
-    seed = job.config.seed
+    seed = derived_seed(job.config.seed, shard)
     if save is None or not former.is_dir() or saved_items(folder / _REPLAY, save) is not None:
         replay = HostReplay(layout_of(job, _capacity(folder)), folder / _REPLAY, seed, priorities)
         replay.restore(None if save is None else [save])

@@ -175,7 +175,9 @@ class Role:
         assert self._work is not None
         message = unpack(kind, body)
         if message.kind is Kind.REPORT and client.role == COORDINATOR:
-            client.send(Kind.REPORT, cpu_s=time.process_time(), **self._work.report())
+            client.send(
+                Kind.REPORT, start=self.number, cpu_s=time.process_time(), **self._work.report()
+            )
         elif message.kind is Kind.FINISH and client.role == COORDINATOR:
             self._finish = True
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -10,7 +9,8 @@ from collections.abc import Callable
 
 from seedbed.central.evaluation import Evaluation
 from seedbed.paramserver.cluster import Cluster, Cut
-from seedbed.paramserver.meter import ClusterMeter, episodes_of, reports_of
+from seedbed.paramserver.episodes import Episodes
+from seedbed.paramserver.meter import ClusterMeter, reports_of
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.evaluation import compile_play
 from seedbed.run.folder import RunFolder
@@ -22,10 +22,10 @@ from seedbed.types import Replay
 class ClusterRun:
     """The roles of a run, which train by themselves; a `run.runtime.Runtime`. For the session's thread."""
 
-    def __init__(self, cluster: Cluster, folder: RunFolder) -> None:
-        """Takes roles that have begun."""
+    def __init__(self, cluster: Cluster, folder: RunFolder, episodes: Episodes) -> None:
+        """Takes roles that have begun, and the episodes that the run has had."""
         self._cluster, self._folder = cluster, folder
-        self._job = cluster.job
+        self._job, self._episodes = cluster.job, episodes
         self._wanted = False
         self._stopped = threading.Event()
         self._play = compile_play(self._job.agent)
@@ -52,6 +52,8 @@ class ClusterRun:
         """
         time.sleep(0.1)
         self._cluster.check()
+        # A learner that is started again counts from 0: what it has told before is kept.
+        self.recent_episodes()
         return not (self._stopped.is_set() or self._done())
 
     def _done(self) -> bool:
@@ -80,13 +82,12 @@ class ClusterRun:
         return Progress(steps, version[1], steps)
 
     def recent_episodes(self) -> dict[str, float]:
-        """Returns the count of episodes of all learners, and the mean of their means of the last 100."""
-        none = {"episodes": 0.0, "episode_return_mean": math.nan}
-        return none | episodes_of(reports_of(self._cluster))
+        """Returns the count of episodes of all learners, and means of about the last 100."""
+        return self._episodes.take(reports_of(self._cluster))
 
     def meter(self) -> ClusterMeter:
         """Starts measurements; the first interval begins now."""
-        return ClusterMeter(self._cluster)
+        return ClusterMeter(self._cluster, self._episodes)
 
     def request_snapshot(self) -> None:
         """Asks for a snapshot, which `take_snapshot` makes."""
@@ -110,7 +111,11 @@ class ClusterRun:
     def _snapshot(self, cut: Cut) -> Snapshot:
         leases = cut.books[0]["leases"]
         # What a resumed run goes on from; tallies of learners that are gone mean nothing then.
-        metadata = {"items": leases["held"], "owed": leases["owed"]}
+        metadata = {
+            "items": leases["held"],
+            "owed": leases["owed"],
+            "episodes": self._episodes.state(),
+        }
         return Snapshot(leases["total_steps"], cut.state, metadata, int(cut.state.updates))
 
     def save_beside(self, step: int, settle: Callable[[], None]) -> None:

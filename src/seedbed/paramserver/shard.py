@@ -146,9 +146,9 @@ class ParameterShard:
         epoch, number = require_counts(fields, "have", 2)
         same = epoch == version.epoch
         params = not same or number != version.number
-        auxiliary = not same or number < self._auxiliary.changed_at(
-            self._state.auxiliary, version.number
-        )
+        # Called in any case, as it takes what is sent.
+        changed_at = self._auxiliary.changed_at(self._state.auxiliary, version.number)
+        auxiliary = not same or number < changed_at
         if params:
             self.layout.write_params(self._state.params, blocks.down)
         if auxiliary:

@@ -15,6 +15,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.beginning import is_running, roles_of, write_saves
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.episodes import Episodes
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.launching import end_all, end_starting
@@ -62,9 +63,15 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        with contextlib.closing(
-            Hosts(path, config.hosts, config.listen, run.term, session.interruption.come)
-        ) as hosts:
+        hosts = Hosts(
+            path,
+            config.hosts,
+            config.listen,
+            run.term,
+            session.interruption.come,
+            run.require_claim,
+        )
+        with contextlib.closing(hosts):
             session.interruption.ending.append(hosts.kill)
             return _train_on(hosts, job, run, session)
 
@@ -79,12 +86,12 @@ def _train_on(hosts: Hosts, job: Job, run: RunFolder, session: Session) -> dict[
         # They would be started twice.
         end_starting(path)
         session.view.message("the processes of this run go on: taking them over")
-    cluster = Cluster(job, path, save, hosts)
+    cluster = Cluster(job, path, save, hosts, adopts)
     session.interruption.ending.append(cluster.kill)
     try:
         _await_roles(cluster, session, adopts)
         forget_former(path)
-        trained = ClusterRun(cluster, run)
+        trained = ClusterRun(cluster, run, Episodes.of_newest(run.checkpoints))
         if adopts:
             progress = trained.progress()
             session.take_over(progress.env_steps, progress.updates)

@@ -21,7 +21,7 @@ from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.run.update import require_finite_gradient
 from seedbed.streams.messages import Message
-from seedbed.types import Array, LearnerState, Output, Tree
+from seedbed.types import Array, LearnerState, Output, SeedbedError, Tree
 
 FIELDS = ("params", "auxiliary")
 """The fields of a learner state that a learner gets."""
@@ -180,10 +180,19 @@ class ShardedUpdater:
         return self._state
 
     def compile(self, gradient: Gradient) -> Step:
-        """Returns what computes the gradient of a minibatch, and pushes it."""
+        """Returns what computes the gradient of a minibatch, and pushes it.
+
+        The first step raises SeedbedError if outliers are to be discarded and the agent tells no loss.
+        """
 
         def learned(*operands: Any) -> tuple[Tree, Output, Learned]:
             grads, output = gradient(*operands)
+            if self._outliers.deviations and LOSS not in output.metrics:
+                raise SeedbedError(
+                    f"outlier_deviations is {self._outliers.deviations:g}, but the agent has no metric "
+                    f"{LOSS!r}, which tells outliers: add it to Output.metrics, or leave "
+                    "--outlier-deviations out"
+                )
             loss = {name: output.metrics[name] for name in [LOSS] if name in output.metrics}
             return grads, Output(loss, output.weight), Learned.of(output)
 
