@@ -14,8 +14,12 @@ import pytest
 
 from documented import ROOT, blocks
 from seedbed import cli
+from seedbed.agents.ppo import Ppo
+from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import train_config
+from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.run.history import read_history
+from seedbed.run.options import FusedConfig
 from seedbed.tuning import command
 from seedbed.tuning.page import write_page
 from seedbed.tuning.space import (
@@ -66,6 +70,20 @@ def test_a_space_is_read_and_put_into_a_configuration(tmp_path):
     start = start_of(CONFIG, {"agent.learning_rate": SPACE["agent.learning_rate"]})
     assert start == {"agent.learning_rate": CONFIG.agent.learning_rate}  # type: ignore[attr-defined]
     assert start_of(CONFIG, {"agent.learning_rate": Range(0.5, 0.6)}) is None
+
+
+def test_options_of_an_option_may_vary():
+    """The weights of a robot's reward are what is most often searched."""
+    config = TrainConfig(Go1Joystick(), Ppo(), FusedConfig())
+    name = "env.scales.feet_clearance"
+    space = {name: Range(-4.0, -0.5), "env.action_scale": Range(0.1, 1.0)}
+    require_space(config, space)
+    found = applied(config, {name: -3.0, "env.action_scale": 0.3}).env
+    assert (found.scales.feet_clearance, found.action_scale) == (-3.0, 0.3)
+    assert found.scales.orientation == Go1Joystick().scales.orientation
+    assert start_of(config, space)[name] == Go1Joystick().scales.feet_clearance
+    with pytest.raises(SeedbedError, match="feet_clearence"):
+        applied(config, {"env.scales.feet_clearence": -3.0})
 
 
 @pytest.mark.parametrize(

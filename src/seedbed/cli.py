@@ -314,11 +314,19 @@ def _plan(arguments: list[str]) -> int:
 
 def _check(arguments: list[str]) -> int:
     parser = _Parser(prog="seedbed check", description="Tells what a robot's model has.")
-    parser.add_argument("model", metavar="MODEL.xml", help="an MJCF or URDF file")
+    parser.add_argument(
+        "model",
+        metavar="MODEL.xml",
+        help="an MJCF or URDF file, also of the extras robots and dm: dm_control/quadruped.xml",
+    )
     given = parser.parse_args(arguments)
+    from seedbed.envs.device import packaged
     from seedbed.physics.summary import summary
 
-    for line in summary(given.model):
+    model = given.model
+    if packaged.is_packaged(model):
+        model = packaged.packaged_file(model)
+    for line in summary(model):
         _print(line)
     _print(f"it can be simulated; next: {_TASK_GUIDE}")
     return ExitStatus.FINISHED

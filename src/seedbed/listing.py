@@ -58,5 +58,7 @@ def show(given: argparse.Namespace, tell: Callable[[str], None]) -> None:
     for cells in rows:
         kinds.add_row(*cells)
     console.print(Padding(kinds, (0, 2)))
-    console.print("\n[bold]environments[/] (or any Gymnasium id, or module:factory)")
+    console.print(
+        "\n[bold]environments[/] (or any Gymnasium id, module:factory, a robot's FILE.xml)"
+    )
     console.print(Columns(names, padding=(0, 2)))

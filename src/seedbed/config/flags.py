@@ -181,7 +181,8 @@ def _path(value: object) -> str:
 
 
 # tyro joins lines that are not indented, and does not fold what it has joined.
-HELP = """Trains a preset, an environment's short name, a Gymnasium id or module:factory.
+HELP = """Trains a preset, an environment's short name, a Gymnasium id, module:factory,
+a robot's FILE.xml or envpool:ID.
 
   --agent A     takes another agent: a name or module:Class
   --runtime R   takes another runtime: central or paramserver
@@ -192,7 +193,7 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --from RUN    begins with the weights of another run or exported policy
   --from-optimizer  takes its optimizer's state, too
   --from-partial    begins parts anew that do not fit
-  --cluster C   train on many machines: slurm, ray or ranks (docs/clusters.md)
+  --cluster C   train on many machines: slurm, ray, ray:N or ranks (docs/clusters.md)
   --trusted-interface I  where the machines of one learner may send gradients,
                 which are not encrypted
   --trust-run   import the code that this folder names, although others could have written it

@@ -174,7 +174,7 @@ class CentralConfig(_HostConfig):
         if synchronous and self.listen:
             raise SeedbedError(
                 f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
-                "is for agents that learn while others act, such as impala, r2d2 and dqn"
+                "is for agents that learn while others act, such as impala; ranks take --learners"
             )
         part = 0 if experience is None else experience.batch // self.learners
         most = math.gcd(_ENVS_PER_ACTOR, GROUPS * part) if self.learners > 1 else _ENVS_PER_ACTOR
@@ -349,7 +349,7 @@ class ParamServerConfig(_HostConfig):
         if unrolls is not None and unrolls.synchronous:
             raise SeedbedError(
                 f"{type(agent).__name__} learns from what its newest parameters have done, which several "
-                "learners change here: train it with --runtime central, or take impala, dqn, r2d2 or sac"
+                "learners change here: train it with --runtime central, or take impala, dqn, r2d2, sac or awr"
             )
         if unrolls is not None and agent.epochs * agent.minibatches > 1:
             raise SeedbedError(

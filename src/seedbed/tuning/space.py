@@ -98,10 +98,32 @@ def applied(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """
     parts: dict[str, dict[str, Any]] = {"agent": {}, "env": {}, "": {}}
     for name, value in values.items():
-        part, _, option = name.rpartition(".")
-        parts.get(part, parts[""])[option if part in parts else name] = value
-    config = dataclasses.replace(config, env=with_env_options(config.env, parts["env"]))
-    return with_options(config, parts[""], parts["agent"])
+        part, option = _place(name)
+        parts[part][option] = value
+    env, agent = (_joined(getattr(config, part), parts[part]) for part in ("env", "agent"))
+    config = dataclasses.replace(config, env=with_env_options(config.env, env))
+    return with_options(config, parts[""], agent)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Returns the part of a configuration that has an option, "" for the runtime, and its name there."""
+    part, _, option = name.partition(".")
+    return (part, option) if part in ("agent", "env") else ("", name)
+
+
+def _joined(holder: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options in which those of an option, such as `scales.lin_vel`, are joined to its value."""
+    joined: dict[str, Any] = {}
+    for name, value in options.items():
+        outer, _, inner = name.partition(".")
+        held = joined.get(outer, getattr(holder, outer, None))
+        if inner and dataclasses.is_dataclass(held) and not isinstance(held, type):
+            names = [field.name for field in dataclasses.fields(held)]
+            require_options(type(held).__name__, [inner], names)
+            joined[outer] = dataclasses.replace(held, **{inner: value})
+        else:
+            joined[name] = value
+    return joined
 
 
 def require_space(config: TrainConfig, space: Space) -> None:
@@ -130,10 +152,12 @@ def start_of(config: TrainConfig, space: Space) -> dict[str, Any] | None:
     """Returns the configuration's own point of a space; None if it is not in it."""
     found: dict[str, Any] = {}
     for name, dimension in space.items():
-        part, _, option = name.rpartition(".")
+        part, option = _place(name)
+        outer, _, inner = option.partition(".")
         holder = {"agent": config.agent, "env": config.env}.get(part, config.runtime)
         default = dict(getattr(holder, "kwargs", ())).get(option)
-        value: Any = getattr(holder, option, default)
+        value: Any = getattr(holder, outer, default)
+        value = getattr(value, inner, None) if inner else value
         if isinstance(dimension, Choice):
             values = [json.dumps(each) for each in dimension.values]
             if json.dumps(value) not in values:
