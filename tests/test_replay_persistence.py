@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import mmap
 import os
 import shutil
 import signal
@@ -551,6 +552,26 @@ def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):
     restored = make(tmp_path)
     restored.restore(["1"])
     np.testing.assert_equal(read_all(restored), contents)
+
+
+def memory_that(raises: str, number: int) -> type:
+    """A type of memory whose method, or whose constructor, fails as the system would."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return type("Memory", (mmap.mmap,), {raises: fail})
+
+
+def test_a_kernel_without_huge_pages_keeps_a_replay(monkeypatch):
+    monkeypatch.setattr(mmap, "mmap", memory_that("madvise", errno.EINVAL))
+    assert Arena("rows", 2, [4096], None).views[0].size == 3 * 4096
+
+
+def test_addresses_that_are_refused_are_told(monkeypatch):
+    monkeypatch.setattr(mmap, "mmap", memory_that("__new__", errno.ENOMEM))
+    with pytest.raises(SeedbedError, match=r"4.1 GB of addresses for rows.*lower --agent.capacity"):
+        Arena("rows", 9, [100_000 * 4096], None)
 
 
 def test_a_segment_that_cannot_be_mapped_whole_stays_in_memory(tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ class HostReplay:
     It is called with timesteps and extras `[steps, B, ...]` (the observation is (), and B is always the
     same), by the thread that seals, one call at a time, and never if all items are drawn alike. With a
     `folder`, data lies in files there and can be saved; the constructor raises SeedbedError if it cannot
-    make the folder. `seed` is that of drawing.
+    make the folder or reserve the memory. `seed` is that of drawing.
     """
 
     def __init__(
