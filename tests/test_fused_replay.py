@@ -183,6 +183,20 @@ def test_sizes_that_do_not_fit_are_answered_with_some_that_do(tmp_path):
         train(tmp_path / "run", Pendulum(), R2d2(lstm_size=8))
 
 
+class Zero(Dqn):
+    """An agent whose new items cannot be drawn."""
+
+    def initial_priorities(self, timesteps, extras):
+        return 0 * super().initial_priorities(timesteps, extras)
+
+
+@pytest.mark.slow
+def test_an_iteration_tells_of_priorities_that_cannot_be():
+    for agent, valid in ((TINY, True), (Zero(**dataclasses.asdict(TINY)), False)):
+        _, _, reports = run_program(CartPole(), agent, 2)
+        assert bool(reports[-1].valid) == valid
+
+
 @pytest.mark.slow
 def test_a_loaded_memory_takes_the_reward_in():
     agent, spec = bind(REMEMBERS, RepeatProbe().spec), RepeatProbe().spec

@@ -27,6 +27,7 @@ from seedbed.config.saved import from_json, to_json
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
 from seedbed.paramserver import command, hosting, launching, remote_host
+from seedbed.paramserver import role as role_module
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory, this_machine
 from seedbed.paramserver.hosts import Hosts, _Placed
@@ -38,8 +39,10 @@ from seedbed.paramserver.role import Role
 from seedbed.run.folder import ROLES, RunFolder, TakenOver
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.trust import Trust
+from seedbed.streams.addresses import Listening
 from seedbed.streams.credentials import ADDRESS, KEY, PRIVATE, ensure_credentials
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.messages import HELLO_BYTES
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
@@ -488,6 +491,18 @@ def test_each_learner_of_this_machine_gets_one_of_its_gpus(tmp_path, monkeypatch
             launching.Here(tmp_path, RoleSpec(name, "module")).start(anew=True).end()
     # With one, or none, all of them have what this process has.
     assert started == ["2", "5", "2", None, *[None] * 8]
+
+
+def test_a_host_with_very_many_addresses_tells_as_many_as_a_hello_holds(tmp_path, monkeypatch):
+    names = [f"[2001:db8:1111:2222:3333:4444:5555:{i}]:47000" for i in range(6000, 6200)]
+    monkeypatch.setattr(role_module, "advertised", lambda *_: names)
+    ensure_credentials(tmp_path / CREDENTIALS)
+    role = Role(tmp_path, "host-1", 1)
+    work = SimpleNamespace(tick=lambda now_s: False, close=lambda: None)
+    role.serve(work, Listening("127.0.0.1"))
+    assert role.address is not None and 30 < len(role.address.hosts) < 40
+    said = {"role": "host", "name": "host-1", "address": role.address._asdict(), "proof": "f" * 64}
+    assert len(json.dumps(said)) < HELLO_BYTES - 500
 
 
 def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):

@@ -241,6 +241,7 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
         ("nowhere --give-up-after -1", "--give-up-after is -1.0"),
         ("nowhere --give-up-after nan", "--give-up-after is nan"),
         ("host:99999", "neither the folder of a run nor HOST:PORT"),
+        ("2001:db8::5", "put an IPv6 address in brackets"),
         ("host:4711", "an address needs the run's key"),
         ("host:4711 --key {tmp}/missing", "cannot be read: No such file"),
         ("host:4711 --key {tmp}/junk", "is not the key of a run"),
@@ -429,6 +430,17 @@ def test_what_a_run_listens_with():
     assert advertised("", 7, ("a", "b:8", "[::2]")) == ["a:7", "b:8", "[::2]:7"]
     every = advertised("", 7, ())
     assert every[-1] == "127.0.0.1:7" and len(every) >= 2
+
+
+def test_addresses_of_ipv6_are_told_only_where_they_are_listened_at(monkeypatch):
+    found = [
+        types.SimpleNamespace(family=socket.AF_INET, address="10.1.2.3"),
+        types.SimpleNamespace(family=socket.AF_INET6, address="2001:db8::5"),
+    ]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
+    both = ["10.1.2.3:7", "[2001:db8::5]:7"]
+    assert advertised("", 7, ())[:-2] == advertised("::", 7, ())[:-2] == both
+    assert advertised("0.0.0.0", 7, ())[:-2] == ["10.1.2.3:7"]
 
 
 @pytest.mark.slow

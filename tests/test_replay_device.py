@@ -329,6 +329,21 @@ def test_members_of_a_population_are_each_as_if_alone() -> None:
         )
 
 
+@pytest.mark.parametrize("priority", [0.0, -1.0, np.nan, np.inf])
+def test_a_priority_that_cannot_be_is_told(priority: float) -> None:
+    experience = dataclasses.replace(LEAST, priority_exponent=0.5, capacity=10)
+    state, (_, _, update) = filled(experience, num_envs=1, rows=8), functions(experience, ones)
+    assert device.all_valid(state)
+    items = np.array([2, 3])
+    state = update(state, items, np.array([1, priority], np.float32))
+    state = update(state, items, np.ones(2, np.float32))  # which hides nothing
+    assert not device.all_valid(state)
+    row = jax.tree.map(lambda x: x[:1], stream(1, 1))
+    row = row._replace(timestep=row.timestep._replace(first=np.zeros((1, 1), bool)))
+    add, _, _ = functions(experience, lambda timesteps, extras: jnp.full(1, priority))
+    assert not device.all_valid(add(filled(experience, num_envs=1, rows=8), row))
+
+
 def test_learning_waits_for_the_first_items() -> None:
     experience = dataclasses.replace(LEAST, min_size=9, sequence=2)
     state = device.initial(experience, template(stream(1, 2)), 2)

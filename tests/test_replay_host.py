@@ -135,9 +135,20 @@ def test_new_items_get_the_largest_priority_so_far():
 
 @pytest.mark.parametrize("priority", [0.0, -1.0, np.nan, np.inf])
 def test_a_priority_that_cannot_be_is_refused(priority):
-    replay = two_items()
+    replay = two_items(priority_exponent=1.0)
     with pytest.raises(SeedbedError, match=f"priority {priority}"):
         replay.update_priorities(np.array([0]), np.array([0]), np.array([priority]))
+
+
+def test_priorities_are_not_used_where_all_items_are_drawn_alike():
+    shape = layout(experience(priority_exponent=0.0))
+    replay = HostReplay(shape, priorities=lambda timesteps, extras: np.zeros(8))
+    recorder = Recorder(replay, 40)
+    for _ in range(60):
+        recorder.append(0)
+    replay.seal_pending()
+    replay.update_priorities(np.array([0]), np.array([0]), np.array([0.0]))
+    assert set(read_all(replay)[1]) == {1.0}
 
 
 def test_drawing_keeps_to_the_ratio():
@@ -258,7 +269,7 @@ def test_one_thread_appends_while_another_draws():
 
 @pytest.mark.parametrize("saves", [False, True])
 def test_a_priority_that_fails_loses_nothing_and_leaves_no_hole(saves, tmp_path):
-    keeps = experience(sequence=6, period=4, burn_in=5, capacity=900)
+    keeps = experience(sequence=6, period=4, burn_in=5, capacity=900, priority_exponent=0.7)
     broken = threading.Event()
 
     def priorities(timesteps: Timestep, extras: dict) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import mmap
 import os
 import shutil
 import signal
@@ -105,6 +106,101 @@ def test_a_damaged_index_gives_way_to_the_one_before(tmp_path):
     assert restored.restore(["1", "2"]) == "1"
     assert restored.take_notices()[0].startswith("the replay saved as 2 is damaged")
     np.testing.assert_equal(read_all(restored), contents)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    filled(folder)[0].save("1")
+    return folder
+
+
+def entry(table: str, value: object, at: int = -1) -> Callable[..., None]:
+    return lambda header, arrays: arrays[table].__setitem__((..., at), value)
+
+
+def field(name: str, value: object) -> Callable[..., None]:
+    return lambda header, arrays: header.__setitem__(name, value)
+
+
+def file(at: int, value: object) -> Callable[..., None]:
+    return lambda header, arrays: header["files"][0].__setitem__(at, value)
+
+
+def table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., None]:
+    return lambda header, arrays: arrays.__setitem__(name, change(arrays[name]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (file(0, "images"), "files"),
+        (file(1, -1), "files"),
+        (file(1, 1 << 70), "files"),
+        (file(2, "../rows-00000000.segment"), "files"),
+        (file(2, "rows-00000000.segment\n"), "files"),
+        (file(2, "9.index"), "files"),
+        (file(3, 0), "files"),
+        (file(3, 1 << 40), "files"),
+        (field("files", [["rows", 0]]), "files"),
+        (field("files", []), "tables"),
+        (lambda header, arrays: header["files"].append(header["files"][0]), "files"),
+        (lambda header, arrays: header.pop("largest"), "largest"),
+        (field("inserted", 1 << 62), "inserted"),
+        (field("inserted", 9), "generation"),
+        (field("largest", "NaN"), "largest"),
+        (field("owed", True), "owed"),
+        (field("state", {"sampled": 1, "random": {}}), "state"),
+        (entry("generation", 1 << 40), "generation"),
+        (entry("generation", 0, at=slice(None)), "generation"),
+        (entry("weights", 0), "weights"),
+        (entry("weights", np.inf), "weights"),
+        (entry("chunks", 1 << 30), "chunks"),
+        (entry("chunks", -9), "chunks"),
+        (entry("offset", -1), "offset"),
+        (entry("offset", CHUNK), "offset"),
+        (entry("front", -1), "front"),
+        (entry("front", 2**31 - 1), "length"),
+        (entry("length", 1), "length"),
+        (entry("length", 90), "length"),
+        (entry("core", 1 << 30), "core"),
+        (entry("env", 6), "env"),
+        (entry("env", -1), "env"),
+        (entry("image_offset", -2, at=0), "images"),
+        (entry("image_offset", -1, at=0), "images"),
+        (entry("image_offset", 1 << 40, at=0), "images"),
+        (entry("image_size", 0, at=0), "images"),
+        (entry("image_size", 1 << 30, at=0), "images"),
+        (table("chunks", lambda chunks: chunks.astype(np.int64)), "tables"),
+        (table("core", lambda core: core[:-1]), "tables"),
+        (lambda header, arrays: arrays.pop("image_size"), "tables"),
+    ],
+)
+def test_an_index_that_no_replay_wrote_is_damage(saved, tmp_path, change, words):
+    (path,) = saved.glob("*.index")
+    header, arrays = persistence._read_index(path)
+    arrays = {key: leaf.copy() for key, leaf in arrays.items()}
+    change(header, arrays)
+    files.write_arrays(tmp_path / path.name, persistence._MAGIC, header, arrays)
+    for segment in saved.glob("*.segment"):
+        (tmp_path / segment.name).hardlink_to(segment)
+    before = {each.name for each in tmp_path.iterdir()}
+    restored = make(tmp_path)
+    assert restored.restore(["1"]) is None
+    assert restored.take_notices() == [
+        f"the replay saved as 1 is damaged: {words} of its index cannot be right"
+    ]
+    assert {each.name for each in tmp_path.iterdir()} == before
+    restored.check_valid()
+
+
+def test_a_file_that_does_not_tell_its_arrays_is_damage(tmp_path):
+    path = tmp_path / "00000000.1.index"
+    # A dtype's text is that of a type only if it has no fields.
+    files.write_arrays(path, persistence._MAGIC, {}, {"x": np.zeros(3, [("a", "int32")])})
+    replay = make(tmp_path)
+    assert replay.restore(["1"]) is None
+    assert replay.take_notices()[0].endswith("00000000.1.index does not tell its arrays")
 
 
 def test_a_missing_segment_is_damage(tmp_path):
@@ -456,6 +552,26 @@ def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):
     restored = make(tmp_path)
     restored.restore(["1"])
     np.testing.assert_equal(read_all(restored), contents)
+
+
+def memory_that(raises: str, number: int) -> type:
+    """A type of memory whose method, or whose constructor, fails as the system would."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return type("Memory", (mmap.mmap,), {raises: fail})
+
+
+def test_a_kernel_without_huge_pages_keeps_a_replay(monkeypatch):
+    monkeypatch.setattr(mmap, "mmap", memory_that("madvise", errno.EINVAL))
+    assert Arena("rows", 2, [4096], None).views[0].size == 3 * 4096
+
+
+def test_addresses_that_are_refused_are_told(monkeypatch):
+    monkeypatch.setattr(mmap, "mmap", memory_that("__new__", errno.ENOMEM))
+    with pytest.raises(SeedbedError, match=r"4.1 GB of addresses for rows.*lower --agent.capacity"):
+        Arena("rows", 9, [100_000 * 4096], None)
 
 
 def test_a_segment_that_cannot_be_mapped_whole_stays_in_memory(tmp_path, monkeypatch):

@@ -124,15 +124,17 @@ def test_the_last_step_size_is_what_was_left_of_the_run():
 def test_metrics_are_of_the_last_updates_that_were_made():
     """With replay an iteration may make none, and the seeds of a population not all."""
 
-    def report(updates, losses):
+    def report(updates, losses, valid=True):
         number = np.zeros(2, np.int32)
         return Iteration(
             transitions=np.array([5, 7]), updates=np.array(updates), finite=np.ones(2, bool),
+            valid=np.array([True, valid]),
             metrics={"loss": np.array(losses)}, env_metrics={}, episodes=number, returns=number,
             lengths=number, busy=StageTimes(number, number, number),
         )  # fmt: skip
 
-    reports = iter([report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])])
+    reports = [report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])]
+    reports = iter([*reports, report([2, 2], [0, 5], valid=False)])
     carry = SimpleNamespace(learner=SimpleNamespace(updates=np.zeros(2, np.int32)))
     program = SimpleNamespace(
         run=lambda carry, done: (carry, next(reports)),
@@ -146,6 +148,8 @@ def test_metrics_are_of_the_last_updates_that_were_made():
         assert run.advance()
         seen.append((*run.progress(), run.learned))
     assert seen == [(5, 0, 12, {}), (10, 0, 24, {"loss": 3}), (15, 2, 36, {"loss": 5})]
+    with pytest.raises(SeedbedError, match="not above 0 before step 20: the agent must give"):
+        run.advance()
 
 
 # -- counts -----------------------------------------------------------------------------------------

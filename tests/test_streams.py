@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,16 +21,19 @@ import pytest
 from actor_pools import counting
 from hosts import Net, Proxy, progress
 from seedbed.actors import child
+from seedbed.actors.ingest import Ingest
 from seedbed.actors.link import CONNECT_S, Identity, Link
 from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.streams import credentials
-from seedbed.streams.addresses import listening_ports
+from seedbed.streams.addresses import bind_listener, listening_ports, split_address
 from seedbed.streams.connection import Connection
 from seedbed.streams.dns import Names
+from seedbed.streams.door import Door, _network
 from seedbed.streams.handshake import PATIENCE_S, Challenge
+from seedbed.streams.loop import EventLoop
 from seedbed.streams.messages import HEADER_BYTES, Handshake
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 
@@ -454,3 +459,59 @@ def test_where_processes_with_a_port_each_listen(text, found):
 def test_where_processes_with_a_port_each_cannot_listen(text):
     with pytest.raises(SeedbedError, match=re.escape(repr(text))):
         listening_ports(text)
+
+
+@pytest.mark.parametrize("text", ["2001:db8::5", "::", "fd00::1:4711", "a:b:80"])
+def test_an_address_of_ipv6_without_brackets_is_refused(text):
+    with pytest.raises(SeedbedError, match="put an IPv6 address in brackets"):
+        split_address(text)
+
+
+@pytest.mark.parametrize("host", ["", "::"])
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_every_address_is_of_both_versions_and_a_client_of_ipv4_is_known_by_that(host):
+    with contextlib.ExitStack() as stack:
+        loop, origins = EventLoop(), []
+        listener = stack.enter_context(bind_listener(host, 0, 0))
+        door = Door(listener, loop, lambda stream, origin, _: origins.append((stream, origin)))
+        for number in ("127.0.0.1", "::1"):
+            stack.enter_context(socket.create_connection((number, door.port)))
+            door._accept(0)
+    for stream, _ in origins:
+        stream.close()
+    assert [origin for _, origin in origins] == ["127.0.0.1", "::1"]
+
+
+def test_a_machine_without_ipv6_listens_at_every_address_of_ipv4(monkeypatch):
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with bind_listener("", 0, 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_strangers_of_ipv6_count_by_their_network():
+    one, other = _network("2001:db8:1:2::5"), _network("2001:db8:1:2:ffff::6")
+    assert one == other != _network("2001:db8:1:3::5")
+    assert _network("fe80::1%eth0") == "fe80::/64"
+    for origin in ("10.1.2.3", "user 1000"):
+        assert _network(origin) == origin
+
+
+def test_what_a_learner_has_not_taken_yet_is_told_with_what_is_new():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.setblocking(False)
+        ingest, told = Ingest.__new__(Ingest), iter([["a"], ["b"], []])
+        ingest._learner, ingest._untold, ingest._next_beat_s = theirs, {}, 0.0
+        ingest._admission = types.SimpleNamespace(
+            beat=lambda now_s: None, report=dict, take_notes=lambda: next(told)
+        )
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += theirs.send(b"x")
+        ingest._beat(0.0)
+        ingest._beat(1.0)
+        for _ in range(sent):
+            ours.recv(1)
+        ingest._beat(2.0)
+        assert [ours.recv(100) for _ in range(2)] == [b'{"beat": {}}', b'{"notes": ["a", "b"]}']

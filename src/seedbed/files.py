@@ -103,9 +103,10 @@ def write_arrays(
 def read_arrays(path: Path, magic: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays of a file that `write_arrays` wrote; the arrays cannot be written.
 
-    Raises OSError, or ValueError if it is damaged.
+    Raises OSError as `open_regular` does, or ValueError if it is damaged.
     """
-    data = path.read_bytes()
+    with open_regular(path) as file:
+        data = file.read()
     start = len(magic) + _LENGTHS.size
     if len(data) < start or not data.startswith(magic):
         raise ValueError(f"{path.name} does not begin with {magic.decode()!r}")
@@ -115,10 +116,13 @@ def read_arrays(path: Path, magic: bytes) -> tuple[dict[str, Any], dict[str, np.
     header = strict_json.loads(data[start : start + length])
     start += length
     arrays: dict[str, np.ndarray] = {}
-    for key, dtype, shape in header["arrays"]:
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[key] = np.frombuffer(data, dtype, count, start).reshape(shape)
-        start += arrays[key].nbytes
+    try:
+        for key, dtype, shape in header["arrays"]:
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[key] = np.frombuffer(data, dtype, count, start).reshape(shape)
+            start += arrays[key].nbytes
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path.name} does not tell its arrays") from error
     return header, arrays
 
 

@@ -18,7 +18,7 @@ from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
 from seedbed.printable import printable
-from seedbed.streams.addresses import LOOPBACK
+from seedbed.streams.addresses import LOOPBACK, bare_host
 from seedbed.streams.credentials import ADDRESS, ENDED, FOLDER, KEY, ActorKey
 from seedbed.streams.supervisor import last_line
 from seedbed.types import SeedbedError
@@ -156,11 +156,12 @@ def address_of(where: str, key: Path | None) -> tuple[str, int]:
         raise SeedbedError(
             f"{where!r} is neither the folder of a run nor HOST:PORT: check the path or the address"
         )
+    host = bare_host(host)
     if key is None:
         raise SeedbedError(
             f"an address needs the run's key: copy {FOLDER}/{KEY} of the run's folder, and name it with --key"
         )
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
 
 
 def _missing(run: Path) -> str:

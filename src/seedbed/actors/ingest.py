@@ -82,7 +82,7 @@ class Ingest:
         self._finished, self._until_s = False, math.inf  # the run has ended; when this process ends
         self._present: list[int] = []
         # What the learner has not taken yet: the newest of each kind.
-        self._untold: dict[str, bytes] = {}
+        self._untold: dict[str, Any] = {}
         self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
         self._tell(port=_listen(self._server, job))
 
@@ -102,10 +102,10 @@ class Ingest:
 
     def _tell(self, **news: Any) -> None:
         """Tells the learner, as far as it takes messages now; the rest is told with the next news."""
-        self._untold |= {kind: _packed(**{kind: value}) for kind, value in news.items()}
+        self._untold |= news
         with contextlib.suppress(BlockingIOError):
-            for kind in list(self._untold):
-                self._learner.send(self._untold[kind])
+            for kind, value in list(self._untold.items()):
+                self._learner.send(_packed(**{kind: value}))
                 del self._untold[kind]
 
     def _reply(self, number: int, events: int) -> None:

@@ -23,7 +23,7 @@ from seedbed.run.options import (
     listening_address,
     split_address,
 )
-from seedbed.streams.addresses import joined_address
+from seedbed.streams.addresses import EVERY, joined_address
 from seedbed.streams.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.types import SeedbedError
 
@@ -154,17 +154,18 @@ def former_port(listening: Path) -> int:
 def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:
     """Returns the addresses HOST:PORT that actors shall try, the likeliest first.
 
-    They are those that the user wants, or the one that is listened at; if that is every address, all of this
-    machine's, its name, and last the loopback address.
+    They are those that the user wants, or the one that is listened at; if that is every address, or every
+    one of IPv4, all of this machine's, its name, and last the loopback address.
     """
     if wanted:
         return [joined_address(name, other or port) for name, other in map(split_address, wanted)]
-    if host not in ("", "0.0.0.0", "::"):
+    if host not in (*EVERY, "0.0.0.0"):
         return [joined_address(host, port)]
+    families = (socket.AF_INET, socket.AF_INET6) if host in EVERY else (socket.AF_INET,)
     found = []
     for _, addresses in sorted(psutil.net_if_addrs().items()):
         for each in addresses:
-            known = each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
+            known = each.family in families and "%" not in each.address
             if known and not each.address.startswith("127.") and each.address not in LOOPBACK:
                 found.append(each.address)
     names = [*sorted(found, key=lambda address: ":" in address), socket.gethostname(), "127.0.0.1"]

@@ -57,6 +57,7 @@ class Iteration(NamedTuple):
     returns: Array  # float32: sum of their returns
     lengths: Array  # float32: sum of their lengths
     finite: Array  # bool: whether all observations and rewards were finite
+    valid: Array  # bool: whether all priorities of items were finite and above 0
     busy: StageTimes  # the longest time of any device, for each part
 
 

@@ -145,6 +145,7 @@ def iterate(
         returns=ended.returns,
         lengths=ended.lengths,
         finite=finite,
+        valid=jnp.bool_(True) if carry.replay is None else device.all_valid(carry.replay),
         busy=busy,
     )
 

@@ -148,7 +148,8 @@ class FusedRun:
         """Runs one iteration and waits for it, unless all steps are done; returns whether it ran.
 
         Donates the carry of the iteration before. Raises SeedbedError if an observation or a reward is not
-        finite, and TrainingDiverged if one of the agent's metrics is not.
+        finite, and TrainingDiverged if one of the agent's metrics is not. Raises SeedbedError if an item was
+        given a priority that is not finite or not above 0.
         """
         before = self.progress()
         if before.env_steps >= self.options.steps:
@@ -178,6 +179,11 @@ class FusedRun:
         sums = (np.ravel(x) for x in (report.episodes, report.returns, report.lengths))
         for episodes, ended in zip(self.episodes, zip(*sums, strict=True), strict=True):
             episodes.add(*ended)
+        if not np.all(report.valid):
+            raise SeedbedError(
+                "an item was given a priority that is not finite or not above 0 before step "
+                f"{self.progress().env_steps:,}: the agent must give finite priorities above 0"
+            )
         self._intact = True
         return True
 

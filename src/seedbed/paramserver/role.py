@@ -40,6 +40,7 @@ STOP_S = 20.0
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
+_MOST_HOSTS = 32  # addresses of a role: a host tells them in a HELLO, which has few bytes
 _PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
@@ -114,7 +115,7 @@ class Role:
                 f"{self.name} cannot listen at {where} ({error.strerror}): name an address that this machine "
                 "has, or more ports, with --listen"
             ) from error
-        hosts = tuple((name, port or 0) for name, port in map(split_address, names))
+        hosts = tuple((name, port or 0) for name, port in map(split_address, names[:_MOST_HOSTS]))
         self.address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
         self.directory.announce(self.name, self.address)
         heard_s, look_s, more, limit_s = time.monotonic(), 0.0, True, first_s

@@ -169,11 +169,27 @@ def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, 
 def update(experience: Replay, state: ReplayState, items: Array, priorities: Array) -> ReplayState:
     """Returns the replay with new priorities `[batch]`, above 0, of the `items` that `sample` returned.
 
-    Call it before the next `add`. It changes nothing if all items are drawn alike.
+    Call it before the next `add`. It changes nothing if all items are drawn alike. After an invalid priority
+    all new values are NaN, so that no later update hides it from `all_valid`.
     """
     if not state.sums:
         return state
-    return state._replace(sums=_set(state.sums, items, draw_weights(experience, priorities)))
+    sound = _valid(priorities).all() & all_valid(state)
+    values = jnp.where(sound, draw_weights(experience, priorities), jnp.nan)
+    return state._replace(sums=_set(state.sums, items, values))
+
+
+def all_valid(state: ReplayState) -> Array:
+    """Returns whether all priorities that `add` and `update` got were finite and above 0, a bool scalar.
+
+    It is always true if all items are drawn alike. An invalid priority's value is NaN, and so are the sums
+    above it.
+    """
+    return jnp.isfinite(state.sums[-1][0]) if state.sums else jnp.bool_(True)
+
+
+def _valid(priorities: Array) -> Array:
+    return jnp.isfinite(priorities) & (priorities > 0)
 
 
 def _partial(experience: Replay) -> int:
@@ -227,7 +243,8 @@ def _enter(
     timesteps, extras = _windows(
         experience, state, (records.timestep._replace(observation=()), records.extras), items
     )
-    scaled = draw_weights(experience, priorities(timesteps, extras))
+    given = priorities(timesteps, extras)
+    scaled = jnp.where(_valid(given), draw_weights(experience, given), jnp.nan)
     # An item without a transition is never drawn. It would add nothing to an update, and as the least
     # probable one it would lower the importance of all others.
     scaled = jnp.where((~timesteps.first[experience.burn_in + 1 :]).any(0), scaled, 0.0)

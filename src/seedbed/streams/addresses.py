@@ -10,6 +10,8 @@ from seedbed.types import SeedbedError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that other machines cannot reach."""
+EVERY = ("", "::")
+"""Hosts that stand for every address of this machine."""
 
 
 def listening_address(text: str) -> tuple[str, int]:
@@ -51,10 +53,20 @@ def split_address(text: str) -> tuple[str, int | None]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, ""
-    host = host.removeprefix("[").removesuffix("]")
+    host = bare_host(host)
     if (colon and port and not (port.isdigit() and int(port) < 1 << 16)) or " " in text:
         raise SeedbedError(f"{text!r} is no address: give HOST:PORT, with a port from 0 to 65535")
     return host, int(port) if port else None
+
+
+def bare_host(host: str) -> str:
+    """Returns a host without the brackets of an IPv6 address; raises SeedbedError if they are missing."""
+    bracketed = host.startswith("[") and host.endswith("]")
+    if ":" in host and not bracketed:
+        raise SeedbedError(
+            f"{host!r} is no host: put an IPv6 address in brackets, as in [2001:db8::5]:4711"
+        )
+    return host[1:-1] if bracketed else host
 
 
 def joined_address(host: str, port: int) -> str:
@@ -65,13 +77,17 @@ def joined_address(host: str, port: int) -> str:
 def bind_listener(host: str, port: int, former_port: int) -> socket.socket:
     """Returns a socket of TCP that is bound to a port, or if it is 0, to any: `former_port` if it is free.
 
-    The host is "" for every address of this machine. Raises OSError.
+    The host is "" or "::" for every address of this machine, of IPv4 and, if it has that, of IPv6. Raises
+    OSError.
     """
+    both = host in EVERY and socket.has_dualstack_ipv6()
     family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        "::" if both else host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if both:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
         listener.bind((address[0], port or former_port, *address[2:]))
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ipaddress
 import math
 import resource
 import socket
@@ -32,7 +33,8 @@ class Door:
 
     A stranger costs one of `MOST_STRANGERS` places for `HELLO_S` seconds, and nothing else. If places or
     descriptors run out, the address with the most strangers loses its oldest one, so that a flood from one
-    machine shuts no other machine out. A stranger is known by its descriptor.
+    machine shuts no other machine out. Addresses of IPv6 count by their first 64 bits: a machine may take
+    any of the rest. A stranger is known by its descriptor.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Door:
         self._listener, self._loop, self._arrived = listener, loop, arrived
         self._open = False
         self._allowance, self._allowed_s = NEW_A_SECOND, time.monotonic()
-        # In the order of their coming, the address and when its stranger came, by descriptor.
+        # In the order of their coming, the network and when its stranger came, by descriptor.
         self._strangers: dict[int, tuple[str, float]] = {}
         self._first_spare = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
 
@@ -92,7 +94,7 @@ class Door:
         crowded = spare or len(self._strangers) >= MOST_STRANGERS
         victim = self._greediest() if crowded else None
         origin = _origin(stream, address)
-        self._strangers[fd] = origin, time.monotonic()
+        self._strangers[fd] = _network(origin), time.monotonic()
         self._arrived(stream, origin, victim)
 
     def _greediest(self) -> int:
@@ -115,11 +117,23 @@ class Door:
 
 
 def _origin(stream: socket.socket, address: object) -> str:
-    """Returns by whom a client's place is counted: its address or, on this machine, its user."""
+    """Returns a client's address, as IPv4 also if it came as IPv6; or, on this machine, its user."""
     if stream.family != socket.AF_UNIX:
-        return str(address[0]) if isinstance(address, tuple) else ""
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        if stream.family == socket.AF_INET6 and host:
+            return str(ipaddress.IPv6Address(host).ipv4_mapped or host)
+        return host
     peer = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return f"user {_PEER.unpack(peer)[1]}"
+
+
+def _network(origin: str) -> str:
+    """Returns what strangers are counted by: the first 64 bits of an IPv6 address, any other origin whole."""
+    try:
+        address = ipaddress.IPv6Address(origin)
+    except ValueError:
+        return origin
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 class Complaints:

@@ -101,7 +101,8 @@ class Arena:
 
     `views` has one uint8 array for each part. It covers that part of all segments in order, and of one extra
     segment at the end, which is for constants and is never opened or saved. Without a folder, a closed
-    segment keeps its memory, which is used when it is opened again.
+    segment keeps its memory, which is used when it is opened again. The constructor raises SeedbedError if
+    the addresses are refused.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class Arena:
         assert not any(size % mmap.PAGESIZE for size in part_bytes), part_bytes
         self._kind, self._files = kind, files
         self.part_bytes = tuple(part_bytes)
-        self._memory = [
-            mmap.mmap(-1, size * (num_segments + 1), flags=_PRIVATE) for size in part_bytes
-        ]
+        memory = [_reserve(kind, size * (num_segments + 1)) for size in part_bytes]
         if files is None:
-            for memory in self._memory:
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        self.views = [np.frombuffer(memory, np.uint8) for memory in self._memory]
+            for part in memory:
+                # Kernels without huge pages, such as those of PREEMPT_RT, refuse the advice.
+                with contextlib.suppress(OSError):
+                    part.madvise(mmap.MADV_HUGEPAGE)
+        self.views = [np.frombuffer(part, np.uint8) for part in memory]
         self.files: list[str | None] = [None] * num_segments
         self._mapped = np.zeros(num_segments, bool)
 
@@ -211,6 +212,18 @@ class Arena:
         if found != address:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def _reserve(kind: str, size: int) -> mmap.mmap:
+    """Returns private memory that takes room only as it is written; raises SeedbedError if it is refused."""
+    try:
+        return mmap.mmap(-1, size, flags=_PRIVATE)
+    except OSError as error:
+        raise SeedbedError(
+            f"replay needs {size / 1e9:.1f} GB of addresses for {kind}, which the system refuses "
+            f"({error.strerror}): lower --agent.capacity, or raise the limit (ulimit -v; with sysctl "
+            "vm.overcommit_memory=2 also what is not used yet counts)"
+        ) from error
 
 
 def _allocate_file(path: Path, size: int) -> None:

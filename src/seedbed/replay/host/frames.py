@@ -41,7 +41,9 @@ class Frames:
         self._leaves = [leaf for leaf in layout.leaves if leaf.compressed]
         self.offset = np.full((len(self._leaves), num_chunks), -1, np.int64)
         self.size = np.zeros((len(self._leaves), num_chunks), np.int32)
-        raw = sum(leaf.num_bytes for leaf in self._leaves) * CHUNK * num_chunks
+        # Of an uncompressed chunk of each leaf.
+        self.whole_bytes = np.array([CHUNK * leaf.num_bytes for leaf in self._leaves], np.int64)
+        raw = int(self.whole_bytes.sum()) * num_chunks
         # Twice the largest possible need: the end of a segment may be too short for the next chunks.
         # Addresses cost nothing.
         count = 2 * raw // layout.blob_bytes + 8 if self._leaves else 0
@@ -58,8 +60,7 @@ class Frames:
         `staged[i]` has the compressed leaves of set i, `[n, CHUNK, ...]` each. Call from one thread at a time
         (the holder of the writer's `sealing`), without the storage's lock: this takes it.
         """
-        for index, leaf in enumerate(self._leaves):
-            whole = CHUNK * leaf.num_bytes
+        for index, whole in enumerate(self.whole_bytes.tolist()):
             sets = [leaves[index].reshape(-1, whole) for leaves in staged]
             room = sum(chunks.size for chunks in sets)
             if len(self._scratch) < room:
@@ -106,7 +107,7 @@ class Frames:
                 rows=spans.rows,
                 place=spans.row * out.shape[1] + spans.column,
             )
-            whole = CHUNK * self._leaves[index].num_bytes
+            whole = int(self.whole_bytes[index])
             flat = out.reshape(*out.shape[:2], -1).view(np.uint8)
             kernels.decompress(self._bytes, pieces, whole, flat)
 
@@ -124,5 +125,5 @@ class Frames:
         Call under the storage's lock.
         """
         there = self.offset >= 0
-        whole = np.array([CHUNK * leaf.num_bytes for leaf in self._leaves]) @ there.sum(axis=1)
+        whole = self.whole_bytes @ there.sum(axis=1)
         return float(whole / max(1, self.size[there].sum())) if there.any() else 1.0

@@ -21,6 +21,7 @@ from seedbed.replay.host.arena import SUFFIX, Files
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.segments import Segments
+from seedbed.replay.host.soundness import require_header, require_sound
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.types import SeedbedError, StorageError
 
@@ -113,7 +114,8 @@ class ReplayArchive:
         live = np.flatnonzero(weights > 0)
         live = live[np.argsort(items.generation[live])]
         windows = {key: leaf[live] for key, leaf in items.windows._asdict().items()}
-        chunks = self._chunks([part.segment for part in snapshot.parts if part.kind == "rows"])
+        rows = [part.segment for part in snapshot.parts if part.kind == "rows"]
+        chunks = self._storage.rows.units_of(rows)
         return {
             **windows,
             "generation": items.generation[live],
@@ -121,12 +123,6 @@ class ReplayArchive:
             "image_offset": frames.offset.take(chunks, axis=1),
             "image_size": frames.size.take(chunks, axis=1),
         }
-
-    def _chunks(self, segments: Sequence[int]) -> np.ndarray:
-        """Returns the numbers of the chunks in segments of rows."""
-        units = self._storage.rows.units
-        firsts = np.array(segments, np.int64) * units
-        return (firsts[:, None] + np.arange(units)).reshape(-1)
 
     def write(self, snapshot: ReplaySnapshot, keep: str | None) -> None:
         """Writes a snapshot to the disk, and removes the files that neither an index nor the storage needs.
@@ -235,6 +231,7 @@ class ReplayArchive:
             try:
                 header, arrays = _read_index(path)
                 _require_same(header["layout"], self._storage.layout, self._folder)
+                require_sound(self._storage, header, arrays)
                 self._attach(header["files"])
             except (OSError, ValueError) as error:
                 self._notices.append(f"the replay saved as {name} is damaged: {error}")
@@ -268,10 +265,8 @@ class ReplayArchive:
         items.load(windows, arrays["generation"], arrays["weights"])
         items.inserted, items.largest = header["inserted"], header["largest"]
         items.limiter.owed = header["owed"]
-        chunks = self._chunks(
-            [segment for kind, segment, _, _ in header["files"] if kind == "rows"]
-        )
-        frames.load(chunks, arrays["image_offset"], arrays["image_size"])
+        rows = [segment for kind, segment, _, _ in header["files"] if kind == "rows"]
+        frames.load(self._storage.rows.units_of(rows), arrays["image_offset"], arrays["image_size"])
 
 
 def saved_items(folder: Path, name: str) -> int | None:
@@ -305,7 +300,9 @@ def _write_index(folder: Path, snapshot: ReplaySnapshot) -> None:
 
 def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays of an index; raises OSError or ValueError if it is damaged."""
-    return read_arrays(path, _MAGIC)
+    header, arrays = read_arrays(path, _MAGIC)
+    require_header(header)
+    return header, arrays
 
 
 def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seedbed import trees
-from seedbed.ops.priorities import importance_weights
+from seedbed.ops.priorities import importance_weights, is_prioritised
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.persistence import ReplayArchive, ReplaySnapshot
 from seedbed.replay.host.resharding import move_streams
@@ -77,12 +77,13 @@ class ReplayCut(NamedTuple):
 
 
 class HostReplay:
-    """A replay of the items of all groups, drawn by priority.
+    """A replay of the items of all groups, drawn by priority, or all alike if `priority_exponent` is 0.
 
     `priorities` returns the priorities `[B]` of new items; without it they get the largest priority so far.
     It is called with timesteps and extras `[steps, B, ...]` (the observation is (), and B is always the
-    same), by the thread that seals, one call at a time. With a `folder`, data lies in files there and can be
-    saved; the constructor raises SeedbedError if it cannot make the folder. `seed` is that of drawing.
+    same), by the thread that seals, one call at a time, and never if all items are drawn alike. With a
+    `folder`, data lies in files there and can be saved; the constructor raises SeedbedError if it cannot
+    make the folder or reserve the memory. `seed` is that of drawing.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class HostReplay:
         self.layout = layout
         self._storage = ReplayStorage(layout, folder)
         self._lock, self._items = self._storage.lock, self._storage.items
-        self._writer = ReplayWriter(self._storage, priorities)
+        self._prioritised = is_prioritised(layout.experience)
+        self._writer = ReplayWriter(self._storage, priorities if self._prioritised else None)
         self._archive = (
             ReplayArchive(self._storage, self._storage.files) if self._storage.files else None
         )
@@ -242,9 +244,11 @@ class HostReplay:
     ) -> None:
         """Sets the priorities `[B]`, above 0, of items; items that were replaced meanwhile are skipped.
 
-        `slots` and `generations` are those of a `Sample`. Any thread may call this. Raises SeedbedError if a
-        priority is not above 0, or not finite.
+        `slots` and `generations` are those of a `Sample`. It does nothing if all items are drawn alike. Any
+        thread may call this. Raises SeedbedError if a priority is not above 0, or not finite.
         """
+        if not self._prioritised:
+            return
         priorities = np.asarray(priorities, np.float64)
         require_positive(priorities)
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -92,6 +92,11 @@ class Segments:
         self.arena.close(segment, kept)
         self.opened[segment] = -1
         self.allocated[segment] = 0
+
+    def units_of(self, segments: Sequence[int]) -> np.ndarray:
+        """Returns the numbers of all units of some segments, in order. Any thread may call this."""
+        firsts = np.array(segments, np.int64) * self.units
+        return (firsts[:, None] + np.arange(self.units)).reshape(-1)
 
     @property
     def units_held(self) -> int:
