@@ -67,6 +67,31 @@ def test_a_step_is_mujocos(integrator):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
+def test_actuators_that_a_flag_disables_do_nothing(integrator):
+    """Neither do their bounds: forces and activations that are outside of them stay there."""
+    text = ARM.format(integrator=integrator)
+    text = text.replace("</option>", "").replace(
+        f'integrator="{integrator}"/>',
+        f'integrator="{integrator}"><flag actuation="disable"/></option>',
+    )
+    text = text.replace(
+        '<motor joint="b"', '<motor joint="b" forcelimited="true" forcerange=".5 2"'
+    )
+    compiled, model = oracle.oracle(text), physics.load(text)
+    data = mujoco.MjData(compiled)
+    data.qvel[:], data.ctrl[:], data.act[:] = [1, 2], 0.7, [0.3, 5, 0.2, -4]
+    state = physics.init(model, qvel=np.array([1.0, 2.0], np.float32))
+    state = state._replace(act=jnp.asarray(data.act, jnp.float32))
+    after = jax.jit(lambda s: physics.step_data(model, s, jnp.full(5, 0.7)))(state)
+    mujoco.mj_step(compiled, data)
+    for name in ("qvel", "act", "act_dot", "actuator_force", "qfrc_actuator"):
+        ours, theirs = getattr(after, name), getattr(data, name)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(after.act, state.act)
+
+
 class Hold(MujocoTask):
     """A task that asks for nothing."""
 

@@ -357,6 +357,20 @@ def test_no_gradient_crosses_the_start_of_an_episode():
         assert back[:, lane].all()
 
 
+@pytest.mark.slow
+def test_bodies_without_mass_in_a_medium_have_a_finite_gradient():
+    model = directional.load("swimmer", oracle.EULER)
+    assert model.opt.viscosity > 0 and not model.body_mass[0]
+
+    def speed(value: Any) -> Any:
+        state = physics.init(model, jnp.float32(model.qpos0), jnp.ones(model.nv, jnp.float32))
+        changed = model.replace(body_inertia=value)
+        return physics.step(changed, state, jnp.zeros(model.nu)).qvel.sum()
+
+    found = jax.jit(jax.grad(speed))(jnp.float32(model.body_inertia))
+    assert is_finite(found) and np.asarray(found).any()
+
+
 # Guards of a kernel
 
 

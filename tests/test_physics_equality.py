@@ -96,6 +96,52 @@ def test_each_is_felt(row):
     assert np.abs(oracle.after_step(compiled, given, FIELDS, poses)["qvel"] - wanted).max() > 1e-2
 
 
+STILL = """
+<mujoco>
+  <option timestep=".004"/>
+  <worldbody>
+    <body name="hand" mocap="true" pos="0 0 .6"/>
+    <body name="cart" pos="0 0 .55"><joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 0 1"/>
+      <geom type="box" size=".05 .04 .03"/></body>
+    <body name="wheel" pos="1 0 .55"><joint axis="1 2 3"/><geom type="box" size=".05 .04 .03"/></body>
+    <body name="pin" mocap="true" pos="1 0 .56"/>
+  </worldbody>
+  <equality>
+    <weld body1="hand" body2="cart"/>
+    <connect body1="wheel" body2="pin" anchor=".05 0 .01"/>
+  </equality>
+</mujoco>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bodies_that_cannot_turn_or_whose_centre_cannot_move_are_held(dtype):
+    """MuJoCo's approximation of what a row weighs is then 0, and its cfrc_ext 1e16 where they are not met."""
+    compiled, model = oracle.oracle(STILL), physics.load(STILL)
+    assert model.body_invweight0[2, 1] == model.body_invweight0[3, 0] == 0
+    given = oracle.Cases(*(np.zeros((2, n)) for n in (3, 3, 0, 3)))
+    poses = {
+        "mocap_pos": np.array([[[0.02, 0.01, 0.62], [1, 0.01, 0.56]]] * 2),
+        "mocap_quat": np.array([[[1, 0, 0, 0.0]] * 2, [[1, 0.01, 0.02, 0.03]] * 2]),
+    }
+    wanted = oracle.after_step(compiled, given, FIELDS, poses)
+
+    def step(poses: Any, qpos: Any, qvel: Any, *_: Any) -> Any:
+        data = physics.step_data(model, physics.init(model, qpos, qvel), jnp.zeros(0), **poses)
+        return data.qvel, data.cfrc_ext, data.diverged
+
+    cast: Any = jax.tree.map(dtype, (poses, *given))
+    if dtype == np.float64:
+        qvel, wrench, diverged = evaluate(jax.vmap(step), *cast)
+    else:
+        qvel, wrench, diverged = jax.jit(simd.vectorize(step))(*cast)
+    assert not np.asarray(diverged).any()
+    np.testing.assert_allclose(qvel, wanted["qvel"], rtol=3e-5, atol=1e-5)
+    np.testing.assert_allclose(wrench[0, 2], wanted["cfrc_ext"][0, 2], rtol=1e-4, atol=1e-4)
+    assert np.isfinite(wrench).all()
+
+
 @pytest.mark.slow
 def test_derivatives_are_those_of_differences():
     _, model, given, poses = drawn(20)

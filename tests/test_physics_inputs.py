@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 import pytest
 
@@ -108,6 +109,17 @@ def test_a_kernel_takes_them_by_environment():
     scale = np.maximum(np.linalg.norm(wanted - given.qvel, axis=1), 0.02)
     error = np.linalg.norm(found - wanted, axis=1) / scale
     assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
+
+
+def test_keyframes_have_poses_of_mocap_bodies():
+    key = '<keyframe><key mpos="0 0 .45 .1 0 .2" mquat="2 .2 0 .4 1 0 0 0"/><key/></keyframe>'
+    source = HAND.format(integrator="Euler").replace("</mujoco>", f"{key}</mujoco>")
+    compiled, model = oracle.oracle(source), physics.load(source)
+    data = mujoco.MjData(compiled)
+    for number, frame in enumerate(model.keyframes):
+        mujoco.mj_resetDataKeyframe(compiled, data, number)
+        np.testing.assert_array_equal(frame.mocap_pos, data.mocap_pos)
+        np.testing.assert_array_equal(frame.mocap_quat, data.mocap_quat)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def xml(**parts: str) -> str:
     return BODY.format(**dict.fromkeys(names, "") | DEFAULTS | parts)
 
 
+CORD = '<tendon><fixed name="cord" {}><joint joint="hinge" coef="1"/></fixed></tendon>'
 REFUSED = {
     "integrator='implicit'": {"option": 'integrator="implicit"'},
     "implicitfast in a medium": {"option": 'integrator="implicitfast" density="1"'},
@@ -70,13 +71,21 @@ REFUSED = {
         "rest": '<actuator><motor name="arm" site="tip" refsite="there"/></actuator>',
     },
     "equality constraint": {
-        "rest": '<tendon><fixed name="cord"><joint joint="hinge" coef="1"/></fixed></tendon>'
-        '<equality><tendon tendon1="cord"/></equality>',
+        "rest": CORD.format("") + '<equality><tendon tendon1="cord"/></equality>',
     },
     "condim=4 of contact pair": {
         "rest": '<contact><pair geom1="floor" geom2="ball" condim="4"/></contact>'
     },
-    "limits of spatial of tendon (string)": {
+    "adhesion of contact pair (floor with ball)": {
+        "rest": '<contact><pair geom1="floor" geom2="ball" adhesion="1"/></contact>'
+    },
+    "actuatorfrcrange of tendon (cord): remove it": {
+        "rest": CORD.format('actuatorfrclimited="true" actuatorfrcrange="-1 1"')
+    },
+    "springyield of tendon (cord): remove it": {
+        "rest": CORD.format('stiffness="1" springyield="1"')
+    },
+    "limits of spatial of tendon (string): use a fixed one": {
         "world": '<site name="a"/><site name="b" pos="1 0 0"/>',
         "rest": '<tendon><spatial name="string" limited="true" range="0 1"><site site="a"/>'
         '<site site="b"/></spatial></tendon>',
@@ -220,6 +229,32 @@ def test_leaves_are_replaced_by_name_and_shape():
         model.replace(body_mass=jnp.ones(2, jnp.int32))
     with pytest.raises(SeedbedError, match="body_mass is of type list: give an array"):
         model.replace(body_mass=[1.0, 2.0])
+
+
+DRIVEN = """<mujoco><option integrator="implicitfast"/><worldbody>
+<geom name="floor" type="plane" size="1 1 1"/>
+<body pos="0 0 1"><freejoint/><geom name="ball" size=".1"/><site name="tip"/></body></worldbody>
+<contact><pair geom1="floor" geom2="ball"/></contact>
+<actuator><general site="tip" biastype="affine"/></actuator></mujoco>"""
+
+
+@pytest.mark.parametrize(
+    ("leaf", "where", "text"),
+    [
+        ("jnt_stiffness", np.s_[:], r"row 0 of jnt_stiffness is 7\.0: a free joint has 0"),
+        ("pair_friction", np.s_[:, 1], "row 0 of pair_friction is .*give both directions"),
+        ("actuator_biasprm", np.s_[:, 2], "with implicitfast, a servo of a tendon or"),
+        ("actuator_gainprm", np.s_[:, 2], "with implicitfast, a servo of a tendon or"),
+    ],
+)
+def test_leaves_that_a_file_may_not_have_are_refused(leaf, where, text):
+    model = physics.load(DRIVEN)
+    value = np.array(model.leaf(leaf))
+    value[where] = 7
+    with pytest.raises(SeedbedError, match=text):
+        model.replace(**{leaf: value})
+    with pytest.raises(SeedbedError, match=text):
+        model.replace(**{leaf: jnp.asarray(value)})
 
 
 def test_welded_bodies_are_one_part_unless_traced():

@@ -290,10 +290,7 @@ def _contacts(
     mass: Matrix,
     worst: Worst,
 ) -> tuple[Worst, Edges]:
-    """Computes D and aref of a group of contacts.
-
-    Returns them with the larger of `worst` and theirs: the hardness, and whether a normal gives way.
-    """
+    """Computes D and aref of a group of contacts; returns the larger of `worst` and theirs, and both."""
     table, dtype = group.slots, motion.dtype
     if not len(table.geom):
         return worst, Edges(jnp.zeros(0, dtype), jnp.zeros((0, 3), dtype))
@@ -331,6 +328,8 @@ def _contacts(
             compliance = jnp.maximum(along / hard - 1 / (table.rows * stiffness), 0)
             gave = gave | (lax.stop_gradient(compliance) > 0)
             stiffness = gains(stiffness, compliance)
+        elif not model.opt.hardens:
+            stiffness = total / table.rows
         aref = -row["damper"] * speed
         pull = row["spring"] * (1 - slack) * excess
         aref = jnp.stack([aref[0] - pull, *math.unstack(aref)[1:]])

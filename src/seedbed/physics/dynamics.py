@@ -254,9 +254,11 @@ def _inertia_box(model: Model) -> Array:
         xp = jnp
     ix, iy, iz = math.unstack(model.body_inertia)
     heavy = model.body_mass > 0
-    scale = xp.where(heavy, 6 / xp.where(heavy, model.body_mass, 1), 0)
+    scale = 6 / xp.where(heavy, model.body_mass, 1)
     squares = [iy + iz - ix, ix + iz - iy, ix + iy - iz]
-    return xp.stack([xp.sqrt(xp.maximum(square, 1e-15) * scale) for square in squares], axis=-1)
+    # The root of a body without mass is not that of 0, whose derivative is infinite.
+    sides = [xp.sqrt(xp.maximum(square, 1e-15) * scale) for square in squares]
+    return xp.stack([xp.where(heavy, side, 0) for side in sides], axis=-1)
 
 
 def is_sane(x: jax.Array) -> jax.Array:

@@ -189,9 +189,26 @@ def _body_rows(
     square = sum(x * x for x in away)
     met = square < math.MIN_SQUARE
     depth = jnp.where(met, 0, jnp.sqrt(jnp.where(met, 1, square)))
-    weight = [sum(model.body_invweight0[end.body, k] for end in ends) for k in (0, 1)]
+    weight = _weights(model, ends, kin.xpos.dtype)
     for k, (excess, bias) in enumerate(zip(away, drift, strict=True)):
         yield WideRow(jacobian[:, k], excess, weight[k // 3], soft, False, depth, bias)
+
+
+def _weights(model: Model, ends: tuple[_End, _End], dtype: Any) -> list[Array]:
+    """Returns what D is inverse to in the rows of a point, 1/kg, and of a rotation, 1/(kg m^2).
+
+    MuJoCo's is 0 of a point if no joint moves the centres of mass at qpos0: the rows are then as hard as the
+    dtype can tell. It is 0 of a rotation if no joint turns the bodies: the rows then have no force.
+    """
+    found = [sum(model.body_invweight0[end.body, k] for end in ends) for k in (0, 1)]
+    parts = zip(model.parts.body, math.unstack(model.parts.mass), strict=True)
+    mass = sum(m for body, m in parts if body in {end.carrier for end in ends})
+    # The second makes D nothing; infinity would make its derivative NaN.
+    other = 100 * float(jnp.finfo(dtype).eps) / mass, 1e30
+    return [
+        jnp.where(x > 0, x, y) if isinstance(x, jax.Array) or x == 0 else x
+        for x, y in zip(found, other, strict=True)
+    ]
 
 
 def _inverse(quat: Array) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from seedbed.physics.narrow import BOX, CAPSULE, CYLINDER, SPHERE
 from seedbed.physics.rigid import parts_of, place
@@ -36,6 +37,7 @@ LEAVES = {
     "actuator_biasprm": "actuator",
 }
 """Fields that `Model.replace` accepts, with the kind of element that each row belongs to; "": none."""
+_IMPLICITFAST = 3  # as in model.py, which imports this module
 
 
 def replaced(given: Mapping[str, Any], leaves: Mapping[str, Array]) -> dict[str, Any]:
@@ -55,6 +57,8 @@ def replaced(given: Mapping[str, Any], leaves: Mapping[str, Array]) -> dict[str,
                 f"model.replace: {name} has shape {got} instead of {have}: give one"
                 " environment's, and batch with simd.vectorize or jax.vmap"
             )
+        if not isinstance(value, Tracer):
+            _check(given, name, np.asarray(value))
     fields = {**given, **{name: x for name, x in leaves.items() if name != "gravity"}}
     if "gravity" in leaves:
         fields["opt"] = fields["opt"]._replace(gravity=leaves["gravity"])
@@ -68,6 +72,24 @@ def replaced(given: Mapping[str, Any], leaves: Mapping[str, Array]) -> dict[str,
         fields["welds"] = fields["welds"]._replace(geom_pos=geom_pos, geom_low=low)
     fields["parts"] = parts_of(fields)
     return fields
+
+
+def _check(fields: Mapping[str, Any], name: str, value: np.ndarray) -> None:
+    """Raises SeedbedError if a leaf has numbers that `load` refuses in a file."""
+    if name == "jnt_stiffness":
+        free = np.bincount(fields["dof_jntid"]) == 6
+        wrong, remedy = free & (value != 0), "a free joint has 0"
+    elif name == "pair_friction":
+        apart = value[:, 0] != value[:, 1]
+        wrong, remedy = apart & (fields["pair_dim"] == 3), "give both directions of sliding one"
+    elif name in ("actuator_gainprm", "actuator_biasprm"):
+        shared = (fields["actuator_site"] >= 0) | ((fields["actuator_moment"] != 0).sum(1) > 1)
+        wrong = shared & (value[:, 2] != 0) & (fields["opt"].integrator == _IMPLICITFAST)
+        remedy = "with implicitfast, a servo of a tendon or site has no damping, so use Euler"
+    else:
+        return
+    for row in np.flatnonzero(wrong)[:1]:
+        raise SeedbedError(f"model.replace: row {row} of {name} is {value[row]}: {remedy}")
 
 
 def leaf(fields: Mapping[str, Any], name: str) -> Array:

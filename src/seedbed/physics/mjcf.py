@@ -108,10 +108,15 @@ def with_flags(compiled: Any) -> Any:
         m.eq_active0[:] = 0
     if off(bits.mjDSBL_GRAVITY):
         m.opt.gravity[:] = 0
-    if off(bits.mjDSBL_ACTUATION):
-        m.actuator_gainprm[:] = m.actuator_biasprm[:] = 0
     if off(bits.mjDSBL_CLAMPCTRL):
         m.actuator_ctrllimited[:] = 0
+    if off(bits.mjDSBL_ACTUATION):
+        m.actuator_gainprm[:] = m.actuator_biasprm[:] = 0
+        m.actuator_forcelimited[:] = m.jnt_actfrclimited[:] = m.actuator_actlimited[:] = 0
+        # An activation stays what it is: it integrates a control that is always 0.
+        driven = m.actuator_actnum > 0
+        m.actuator_dyntype[driven] = mujoco.mjtDyn.mjDYN_INTEGRATOR
+        m.actuator_ctrllimited[driven], m.actuator_ctrlrange[driven] = 1, 0
     if off(bits.mjDSBL_SPRING):
         m.jnt_stiffness[:] = 0
         m.tendon_stiffness[:] = 0
@@ -174,6 +179,8 @@ def from_mujoco(compiled: Any) -> Model:
                 np.array(getattr(compiled, f"key_{name}")[i])
                 for name in ("qpos", "qvel", "act", "ctrl")
             ),
+            mocap_pos=np.array(compiled.key_mpos[i]).reshape(-1, 3),
+            mocap_quat=np.array(compiled.key_mquat[i]).reshape(-1, 4),
         )
         for i in range(compiled.nkey)
     )

@@ -42,7 +42,7 @@ class Option(NamedTuple):
 
 
 class Keyframe(NamedTuple):
-    """A state of the file (mjModel's key_qpos, key_qvel, key_act and key_ctrl)."""
+    """A state of the file (mjModel's key_qpos and so on), with the inputs of `step` that belong to it."""
 
     name: str
     time: float  # s
@@ -50,6 +50,8 @@ class Keyframe(NamedTuple):
     qvel: np.ndarray  # [nv]
     act: np.ndarray  # [na]
     ctrl: np.ndarray  # [nu]
+    mocap_pos: np.ndarray  # [nmocap, 3] m
+    mocap_quat: np.ndarray  # [nmocap, 4]
 
 
 class Names(NamedTuple):
@@ -152,9 +154,7 @@ class Model:
     geom_solref: np.ndarray  # [ngeom, 2] s and 1
     geom_solimp: np.ndarray  # [ngeom, 5]
     geom_size: Array  # [ngeom, 3] m
-    geom_lever: (
-        Array  # [ngeom] m, from its body's centre of mass to its farthest point, at most; ours
-    )
+    geom_lever: Array  # [ngeom] m, its body's centre of mass to its farthest point, at most; ours
     geom_extent: Array  # [ngeom] m, from the root of its tree to its farthest point, at most; ours
     geom_rbound: Array  # [ngeom] m, radius of a sphere around it; 0: plane
     geom_pos: Array  # [ngeom, 3] m, in the body's frame
@@ -217,14 +217,14 @@ class Model:
     def replace(self, **leaves: Array) -> Model:
         """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
 
-        They are those of `seedbed.physics.leaves.LEAVES`. Of gains and biases there are three columns.
-        Dofs without friction loss stay without.
+        They are those of `seedbed.physics.leaves.LEAVES`; of gains and biases three columns. Dofs without
+        friction loss stay without.
 
         What follows from sizes, places and masses is kept consistent, but for the constants that MuJoCo
         derives at qpos0 when it compiles: `physics.set_const` computes them anew.
 
         Raises:
-            SeedbedError: a leaf cannot be replaced, or its array is not of floats or has another shape.
+            SeedbedError: a leaf is not replaceable, not of floats or of another shape, or `load` refuses it.
         """
         return Model(**replaced(self._by_name, leaves))
 

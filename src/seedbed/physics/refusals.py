@@ -215,6 +215,8 @@ def _collisions(m: Any) -> Iterator[Refusal]:
 def _of_pair(m: Any, k: int, geoms: str) -> Iterator[Refusal]:
     if m.pair_dim[k] not in (1, 3):
         yield Refusal(f"condim={m.pair_dim[k]} of contact pair", "use 1 or 3", geoms)
+    if m.pair_adhesion[k]:
+        yield Refusal("adhesion of contact pair", "remove it", geoms)
     sliding = m.pair_friction[k, :2]
     if m.pair_dim[k] == 3 and sliding[0] != sliding[1]:
         remedy = "give both directions one"
@@ -291,9 +293,12 @@ def _tendons(m: Any) -> Iterator[Refusal]:
             "implicitfast with damping": m.tendon_damping[t] and _implicit(m),
             "armature": m.tendon_armature[t],
             "frictionloss": m.tendon_frictionloss[t],
+            "actuatorfrcrange": m.tendon_actfrclimited[t],
+            "springyield": m.tendon_plasticadr[t] >= 0,
         }
         for what, found in refused.items():
             if found:
                 tendon = _named(m, mujoco.mjtObj.mjOBJ_TENDON, t)
-                remedy = "use fixed ones, springs and Euler"
+                remedy = "use a fixed one" if what.endswith("spatial") else "remove it"
+                remedy = "use the integrator Euler" if what.startswith("implicit") else remedy
                 yield Refusal(f"{what} of tendon", remedy, tendon)

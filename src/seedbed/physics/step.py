@@ -53,14 +53,12 @@ def init(
 ) -> State:
     """Makes the state of a `model` at `qpos` [nq] (m, rad) and `qvel` [nv] (m/s, rad/s).
 
-    The default is that of the `keyframe` with a name or a number, or qpos0 at rest, at time 0. The precision
-    is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has another
-    shape, or if there is no such keyframe.
+    The default is that of the `keyframe` with a name or a number, or qpos0 at rest, at time 0. The poses that
+    a keyframe gives to mocap bodies are no part of the state: give `step` the `mocap_pos` and `mocap_quat` of
+    `model.keyframes`. The precision is that of `qpos`, or JAX's default. Raises SeedbedError if an array is
+    not of floats or has another shape, or if there is no such keyframe.
     """
-    begin = Keyframe(
-        "", 0.0, model.qpos0, np.zeros(model.nv), np.zeros(model.na), np.zeros(model.nu)
-    )
-    begin = begin if keyframe is None else _keyframe(model, keyframe)
+    begin = at_rest(model) if keyframe is None else _keyframe(model, keyframe)
     dtype = jnp.result_type(float) if qpos is None else _array("qpos", qpos).dtype
     start = jnp.asarray(begin.qpos, dtype) if qpos is None else qpos
     speed = np.asarray(begin.qvel, dtype) if qvel is None else qvel
@@ -72,6 +70,21 @@ def init(
         act=jnp.asarray(begin.act, dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),
+    )
+
+
+def at_rest(model: Model) -> Keyframe:
+    """Returns the state in which the file has the model, qpos0 without velocities or controls."""
+    bodies = np.array(model.mocaps, int)
+    return Keyframe(
+        name="",
+        time=0.0,
+        qpos=model.qpos0,
+        qvel=np.zeros(model.nv),
+        act=np.zeros(model.na),
+        ctrl=np.zeros(model.nu),
+        mocap_pos=model.body_pos[bodies],
+        mocap_quat=model.body_quat[bodies],
     )
 
 
@@ -296,9 +309,9 @@ def _inputs(model: Model, given: Mapping[str, Array], dtype: Any) -> Inputs:
     found = {name: _floats(name, value, shapes[name], dtype) for name, value in given.items()}
     found.setdefault("ctrl", jnp.zeros(model.nu, dtype))
     if found.keys() & {"mocap_pos", "mocap_quat"}:
-        bodies = np.array(model.mocaps, int)
-        found.setdefault("mocap_pos", jnp.asarray(model.body_pos[bodies], dtype))
-        found.setdefault("mocap_quat", jnp.asarray(model.body_quat[bodies], dtype))
+        rest = at_rest(model)
+        found.setdefault("mocap_pos", jnp.asarray(rest.mocap_pos, dtype))
+        found.setdefault("mocap_quat", jnp.asarray(rest.mocap_quat, dtype))
     return Inputs(**found)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
-import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict
 from seedbed.physics.model import Keyframe
+from seedbed.physics.step import at_rest
 from seedbed.types import Array, EnvState
 
 _STEP = 0.02  # s
@@ -33,9 +33,7 @@ class Plain(MujocoTask):
     def begins(self) -> Keyframe:
         """Returns the file's first keyframe; without one, qpos0 with no control."""
         model = self.physics_model()
-        found = model.keyframes
-        still = np.zeros(model.nv), np.zeros(model.na), np.zeros(model.nu)
-        return found[0] if found else Keyframe("", 0.0, model.qpos0, *still)
+        return model.keyframes[0] if model.keyframes else at_rest(model)
 
     def initial(self, key: Array) -> tuple[Array, Array]:
         """Returns qpos [nq] and qvel [nv] where the file begins; does not use the key."""

@@ -59,9 +59,9 @@ class Scale(_Draw):
         factor = jax.random.uniform(key, shape, jnp.float32, low, high)
         return base * (jnp.exp(factor) if self.log else factor)
 
-    def least(self, base: np.ndarray) -> np.ndarray:
-        """Returns the least that `drawn` may return, of a `base` that is not negative."""
-        return base * self.low
+    def at(self, bound: float, base: np.ndarray) -> np.ndarray:
+        """Returns what `drawn` returns if each number that it draws is at a bound."""
+        return base * bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +69,16 @@ class Offset(_Draw):
     """A random number, uniform between two bounds, that is added to some elements of a leaf of the model."""
 
     def drawn(self, key: Array, base: Array) -> Array:
-        """Returns `base` plus a number of its own for each of its numbers; consumes the key."""
-        return base + jax.random.uniform(key, base.shape, jnp.float32, self.low, self.high)
+        """Returns `base` plus a number of its own for each of its numbers; consumes the key.
 
-    def least(self, base: np.ndarray) -> np.ndarray:
-        """Returns the least that `drawn` may return."""
-        return base + self.low
+        The two coefficients of sliding of a contact pair, which must be equal, share one.
+        """
+        more = jax.random.uniform(key, base.shape, jnp.float32, self.low, self.high)
+        return base + (more.at[:, 1].set(more[:, 0]) if self.leaf == "pair_friction" else more)
+
+    def at(self, bound: float, base: np.ndarray) -> np.ndarray:
+        """Returns what `drawn` returns if each number that it draws is at a bound."""
+        return base + bound
 
 
 def randomise(env: Environment, *draws: Scale | Offset) -> Environment:
@@ -121,13 +125,16 @@ def _check(model: Model, draw: Scale | Offset, least: dict[str, np.ndarray]) -> 
     if not _chosen(model, draw).any():
         hint = did_you_mean(draw.of, [name for name in _names(model, draw.leaf) if name])
         raise SeedbedError(f"randomise: {draw.leaf!r} has no element named {draw.of!r}{hint}")
-    if draw.leaf in _SIGNED:
-        return
     base = least.get(draw.leaf, np.asarray(_base(model, draw.leaf), np.float64))
     chosen = _chosen(model, draw).reshape(-1, *(1,) * (base.ndim - 1))
-    changed = least[draw.leaf] = np.where(chosen, draw.least(base), base)
-    if (changed < 0).any() or (draw.leaf in _POSITIVE and ((changed <= 0) & (base > 0)).any()):
-        raise SeedbedError(f"randomise: {bounds}, which may make it {changed.min():.4g}")
+    changed, most = (np.where(chosen, draw.at(x, base), base) for x in (draw.low, draw.high))
+    if draw.leaf not in _SIGNED:
+        least[draw.leaf] = changed
+        if (changed < 0).any() or (draw.leaf in _POSITIVE and ((changed <= 0) & (base > 0)).any()):
+            raise SeedbedError(f"randomise: {bounds}, which may make it {changed.min():.4g}")
+    if draw.leaf in LEAVES:  # raises if it refuses them
+        model.replace(**{draw.leaf: changed})
+        model.replace(**{draw.leaf: most})
 
 
 def _names(model: Model, name: str) -> tuple[str, ...]:
