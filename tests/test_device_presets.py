@@ -147,13 +147,13 @@ def test_wrapped_environments_are_saved_too():
     assert round_trip(config) == config
 
 
-def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
-    """A changed model is no option: a run in it cannot be saved."""
-    env = Ant()
-    heavy = dataclasses.replace(env, model=env.physics_model())
-    assert round_trip(TrainConfig(heavy, Ppo(), FusedConfig())).env == env
-    with pytest.raises(SeedbedError, match="cannot be saved with the run"):
-        to_json(TrainConfig(changes.scale_reward(heavy, 2.0), Ppo(), FusedConfig()))
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: changes.scale_reward(env, 2.0)])
+def test_a_model_of_ones_own_is_refused_before_it_trains(tmp_path, wrap):
+    """It is no option: whoever resumes or evaluates the run would have the file's model."""
+    heavy = wrap(dataclasses.replace(Ant(), model=Ant().physics_model()))
+    with pytest.raises(SeedbedError, match=r"Ant has a model of its own, .* MJCF file .* subclass"):
+        seedbed.train(TrainConfig(heavy, Ppo(), FusedConfig()), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_overrides_on_the_command_line():
