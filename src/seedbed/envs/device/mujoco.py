@@ -96,7 +96,9 @@ class MujocoTask(abc.ABC):
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""
         for name in names:
             if not least <= (value := getattr(self, name)) < math.inf:
-                raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give {least:g} or more")
+                raise SeedbedError(
+                    f"{type(self).__name__}.{name} is {value}; give {least:g} or more"
+                )
 
     @abc.abstractmethod
     def initial(self, key: Array) -> tuple[Array, Array]:
