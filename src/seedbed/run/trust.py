@@ -48,11 +48,18 @@ OWN = frozenset(
         *ON_DEVICE.values(),
         *(
             f"seedbed.envs.device.probes:{name}"
-            for name in ("DelayProbe", "TruncationProbe", "RepeatProbe", "TMazeProbe")
+            for name in (
+                *("DelayProbe", "TruncationProbe", "RepeatProbe", "TMazeProbe"),
+                *("MaskProbe", "PrivilegedProbe"),
+            )
         ),
         *(
             f"seedbed.envs.device.changes:{name}"
-            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation")
+            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation", "_Delay")
+        ),
+        *(
+            f"seedbed.envs.device.wrappers:{name}"
+            for name in ("Wrapper", "_TimeLimit", "_AutoReset", "_EpisodeStatistics")
         ),
         *(
             f"seedbed.envs.device.randomisation:{name}"

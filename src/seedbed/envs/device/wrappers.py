@@ -234,6 +234,13 @@ def innermost(env: Environment) -> Environment:
     return env
 
 
+def innermost_state(env: Environment, state: EnvState) -> EnvState:
+    """Returns the state of the task inside of all wrappers; timestep and metrics are the outermost's."""
+    while isinstance(env, Wrapper):
+        env, state = env.env, unwrapped(state)[0]
+    return state
+
+
 def changing(env: Environment) -> list[str]:
     """Returns the names of the wrappers that may change observations or actions, the outermost first."""
     found: list[str] = []
