@@ -42,7 +42,7 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
 
 def _require_unbound(env: Any) -> None:
     """Raises SeedbedError if a task, inside of all wrappers, has a model that is no option of it."""
-    while is_on_device(getattr(env, "env", None)):
+    while hasattr(env, "env") and is_on_device(env.env):
         env = env.env
     if any(getattr(env, name, None) is not None for name in ENV_BOUND):
         raise SeedbedError(

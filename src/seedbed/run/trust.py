@@ -47,11 +47,8 @@ OWN = frozenset(
         *AGENTS.values(),
         *ON_DEVICE.values(),
         *(
-            f"seedbed.envs.device.probes:{name}"
-            for name in (
-                *("DelayProbe", "TruncationProbe", "RepeatProbe", "TMazeProbe"),
-                *("MaskProbe", "PrivilegedProbe"),
-            )
+            f"seedbed.envs.device.probes:{name}Probe"
+            for name in ("Delay", "Truncation", "Repeat", "TMaze", "Mask", "Privileged")
         ),
         *(
             f"seedbed.envs.device.changes:{name}"
