@@ -28,6 +28,7 @@ from seedbed.envs.device import changes
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
@@ -35,7 +36,17 @@ from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.policy import TrainedAgent, other_environment
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    EnvSpec,
+    EnvState,
+    SeedbedError,
+    Timestep,
+    UsageError,
+    bind,
+)
+from seedbed.viewer.record import record
 from untrained_run import write_run
 
 
@@ -147,13 +158,13 @@ def test_wrapped_environments_are_saved_too():
     assert round_trip(config) == config
 
 
-def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
-    """A changed model is no option: a run in it cannot be saved."""
-    env = Ant()
-    heavy = dataclasses.replace(env, model=env.physics_model())
-    assert round_trip(TrainConfig(heavy, Ppo(), FusedConfig())).env == env
-    with pytest.raises(SeedbedError, match="cannot be saved with the run"):
-        to_json(TrainConfig(changes.scale_reward(heavy, 2.0), Ppo(), FusedConfig()))
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: changes.scale_reward(env, 2.0)])
+def test_a_model_of_ones_own_is_refused_before_it_trains(tmp_path, wrap):
+    """It is no option: whoever resumes or evaluates the run would have the file's model."""
+    heavy = wrap(dataclasses.replace(Ant(), model=Ant().physics_model()))
+    with pytest.raises(SeedbedError, match=r"Ant has a model of its own, .* MJCF file .* subclass"):
+        seedbed.train(TrainConfig(heavy, Ppo(), FusedConfig()), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_overrides_on_the_command_line():
@@ -258,12 +269,29 @@ def test_environments_that_the_policy_does_not_fit(tmp_path, env, words):
         api.evaluate(run, episodes=1, env=env)
 
 
+@pytest.mark.slow
+def test_a_task_in_wrappers_is_filmed():
+    task = InvertedPendulum(episode_steps=3, integrator="euler")
+    env = changes.delay(changes.clip_action(task), action=1)
+    agent = bind(Ppo(hidden_sizes=(4,)), env.spec)
+    params = jax.jit(agent.init)(jax.random.key(0)).params
+    config = TrainConfig(env, agent, FusedConfig())
+    trained = TrainedAgent(config, PlainForms(env.spec), agent, params, 0)
+    film = record(env, trained, 2, 0, "")
+    assert [(len(x.reward), x.qpos.shape, x.env_dt) for x in film.episodes] == [
+        (3, (4, 2), 0.04)
+    ] * 2
+
+
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
     config = train_config("ant")
     env = config.env
     trained = TrainedAgent(config, PlainForms(env.spec), Ppo(), None, 0)
     found = other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
+    varied = dataclasses.replace(config, env=randomise(env, Scale("body_mass", 0.5, 2)))
+    trained = dataclasses.replace(trained, config=varied)
+    assert other_environment(trained, "Ant-v5", "r") == found
     assert set(dict(found.kwargs)) <= {
         "include_cfrc_ext_in_observation",
         "exclude_current_positions_from_observation",

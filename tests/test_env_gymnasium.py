@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -23,6 +25,20 @@ from seedbed.types import SeedbedError
 
 HOPPER = Hopper(integrator="euler")
 LIMITED = CartPole(episode_steps=12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts(wrappers.Wrapper):
+    """Tells how many episodes have been opened."""
+
+    def _opened(self, child, own):
+        return self._told(child, jnp.float32(1) if own is None else own + 1)
+
+    def _stepped(self, child, own, metrics):
+        return self._told(child, own)
+
+    def _told(self, child, own):
+        return wrappers.wrapped(child._replace(metrics={"opened": own}), own)
 
 
 @pytest.mark.quick("CartPole", "Acrobot", "MountainCar", "DelayProbe")
@@ -148,6 +164,13 @@ def test_a_masked_reset_keeps_what_wrappers_carry():
             now, _ = env.reset(options={"reset_mask": terminated | truncated})
     # An opening is within 0.05 of the middle; by statistics of its own alone it would be 0.
     assert (np.abs(now) < 4).all() and (np.abs(now).max(axis=1) > 0.05).all()
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_a_reset_keeps_what_wrappers_carry_unless_it_has_a_seed(num_envs):
+    env = make_gymnasium(Counts(LIMITED), num_envs)
+    seen = [env.reset()[1], env.reset()[1], env.reset(seed=3)[1], env.reset()[1]]
+    assert [np.max(info["opened"]) for info in seen] == [1, 2, 1, 2]
 
 
 @pytest.mark.slow

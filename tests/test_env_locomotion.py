@@ -24,6 +24,8 @@ from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
 from seedbed.envs.device.locomotion.pusher import Pusher
 from seedbed.envs.device.locomotion.reacher import Reacher
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise, noisy_rest
+from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.targets.fetch import Fetch
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
 CHANGED: dict[str, Any] = {
@@ -418,6 +420,31 @@ def test_the_model_may_be_traced(lift):
     state = jax.jit(simd.vectorize(lift.reset))(jax.random.split(jax.random.key(0), 2))
     got = jax.jit(simd.vectorize(speed))(state, jnp.asarray([1.0, 4.0]))
     np.testing.assert_allclose(got, 0.004 * (np.array([1, 0.25]) - 9.81), rtol=1e-5)
+
+
+def test_a_file_that_was_edited_is_read_again(lift, tmp_path, monkeypatch):
+    """The path is that of the working directory; a task that has read its file keeps to that."""
+    text, other = Path(lift.xml_file).read_text(), tmp_path / "other"
+    other.mkdir()
+    (other / "lift.xml").write_text(text.replace('mass="2"', 'mass="30"'))
+    monkeypatch.chdir(tmp_path)
+    first = Lift(xml_file="./lift.xml")
+    masses = [first.physics_model().body_mass[1]]
+    Path("lift.xml").write_text(text.replace('mass="2"', 'mass="10"'))
+    masses += [each.physics_model().body_mass[1] for each in (first, Lift(xml_file="./lift.xml"))]
+    monkeypatch.chdir(other)
+    masses += [Lift(xml_file="./lift.xml").physics_model().body_mass[1]]
+    assert masses == [2, 2, 10, 30]
+
+
+@pytest.mark.parametrize("kind", [Ant, Fetch, Go1Joystick])
+@pytest.mark.parametrize(
+    ("option", "value", "least"), [("frame_skip", 0, 1), ("episode_steps", -1, 0)]
+)
+def test_steps_that_cannot_be_are_refused(kind, option, value, least):
+    words = rf"{kind.__name__}.{option} is {value}; give {least} or more"
+    with pytest.raises(SeedbedError, match=words):
+        kind(**{option: value})
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -261,6 +261,12 @@ def test_a_wrapper_passes_on_what_it_wraps():
     assert wrappers.resets_itself(env) and not wrappers.resets_itself(all_of(Walk()))
 
 
+def test_a_tasks_metrics_are_not_those_of_its_episodes():
+    env = wrappers.episode_statistics(wrappers.episode_statistics(Walk()))
+    with pytest.raises(SeedbedError, match=r"Walk: .* episode_length and episode_return, which"):
+        jax.eval_shape(env.reset, jax.random.key(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Broken(Walk):
     part: str = ""

@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +38,15 @@ from seedbed.envs.device.probes import DelayProbe
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exit_status import ExitStatus
 from seedbed.fused import train as fused
+from seedbed.fused.carry import Iteration, StageTimes
 from seedbed.fused.program import Program
+from seedbed.fused.train import _score
 from seedbed.ops.keys import halves
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
+from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import FusedConfig
 from seedbed.run.restoring import restore
 from seedbed.types import (
@@ -618,6 +623,61 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
     assert not read_best(run_folder / "checkpoints")
 
 
+def reported(options, **changed):
+    """A run whose next iteration has this report, but for what is given the same for each of two members."""
+    each = dict.fromkeys(Iteration._fields, np.ones(2, int))
+    each |= {"metrics": {"loss": np.ones(2)}, "env_metrics": {}, "finite": np.ones(2, bool)}
+    report = Iteration(**each | {"busy": StageTimes(*np.zeros((3, 2)))} | changed)
+    program: Any = SimpleNamespace(members=2, config=options, task="Task", group=None)
+    program.run = lambda carry, done: (carry, report)
+    episodes = [RecentEpisodes(), RecentEpisodes()]
+    return fused.FusedRun(program, None, [0, 0], np.zeros(2, int), episodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "words"),
+    [
+        (
+            FusedConfig(seeds=2, seed=3),
+            {"metrics": {"loss": np.array([1, np.nan])}},
+            "loss of seed 4 is nan at learner step 1: .* lower --agent.learning-rate",
+        ),
+        (
+            FusedConfig(sweep="learning-rate=1e-3,9"),
+            {"metrics": {"loss": np.array([1, np.inf])}},
+            "loss of seed 0, learning_rate 9 is inf .* another value in its place in --sweep",
+        ),
+        (
+            FusedConfig(seeds=2),
+            {"finite": np.array([True, False])},
+            "Task gave seed 1 an observation or a reward that is not finite between steps 0 and 1",
+        ),
+    ],
+    ids=["seeds", "sweep", "environment"],
+)
+def test_the_member_that_diverges_is_named(options, changed, words):
+    with pytest.raises(SeedbedError, match=words):
+        reported(options, **changed).advance()
+
+
+def test_metrics_of_a_task_are_logged_and_those_of_episodes_are_told_apart():
+    own = {"episode_progress": np.array([1.0, 3.0]), "episode_return": np.array([5.0, 5.0])}
+    run = reported(FusedConfig(seeds=2), env_metrics=own)
+    run.advance()
+    read = run.meter().read(1.0)
+    assert read["env/episode_progress"] == 2 and "env/episode_return" not in read
+
+
+def test_a_member_whose_return_is_not_a_number_is_not_the_best():
+    result = {"episode_return_std": 0.0, "episodes": 4}
+    returns = [2.0, np.nan, 7.0, 3.0]
+    score = _score(
+        [{"episode_return_mean": each, **result} for each in returns], FusedConfig(seeds=4)
+    )
+    assert score.value == 7 and score.metadata == {"best_seed": 2}
+    assert (score.metrics["best_return"], score.metrics["best_member"]) == (7, "seed 2")
+
+
 @pytest.mark.slow
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
     monkeypatch.setattr("seedbed.fused.playing.MOST_STEPS", 20)
@@ -640,6 +700,10 @@ def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder
         ({"env": GymEnv("CartPole-v1")}, "GymEnv with FusedConfig"),
         ({"env": wrappers.training(CartPole())}, "resets itself"),
         ({"env": changes.scale_reward(wrappers.auto_reset(CartPole()), 2.0)}, "resets itself"),
+        (
+            {"env": changes.scale_reward(changes.normalise_observation(CartPole()), 2.0)},
+            "CartPole is in normalise_observation, .* give --agent.normalise-observations",
+        ),
     ],
     ids=str,
 )

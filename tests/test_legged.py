@@ -194,6 +194,8 @@ def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
     assert Legged(xml_file=str(path), kp=40.0).feet
     with pytest.raises(SeedbedError, match="does not stand"):
         Legged(xml_file=str(DOG), kp=3.0)
+    with pytest.raises(SeedbedError, match="frame_skip is -1; give 0 or more"):
+        Legged(xml_file=str(DOG), frame_skip=-1)
 
 
 def test_a_file_that_was_edited_is_read_again(tmp_path, monkeypatch):

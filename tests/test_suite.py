@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import Any
 
 import jax
@@ -249,6 +250,17 @@ def test_missing_files_are_one_line(monkeypatch):
         SeedbedError, match=r'dm_control/walker.xml is .* pip install "seedbed\[dm\]"'
     ):
         packaged_file("dm_control/walker.xml")
+
+
+def test_a_file_that_was_edited_is_read_again(tmp_path):
+    file = packaged_file("dm_control/cartpole.xml")
+    shutil.copytree(file.parent / "common", tmp_path / "common")
+    path, masses = tmp_path / "cartpole.xml", []
+    for mass in ('mass="1"', 'mass="30"'):
+        path.write_text(file.read_text().replace('mass="1"', mass))
+        task = dataclasses.replace(resolve_env("dm/cartpole-balance"), xml_file=str(path))
+        masses.append(task.physics_model().body_mass.max())
+    assert masses == [1, 30]
 
 
 def test_another_integrator_and_another_model_replace_the_files():

@@ -20,6 +20,7 @@ from seedbed import api, cli, policy, strict_json
 from seedbed.config import resolve
 from seedbed.config.presets import PRESETS
 from seedbed.config.saved import from_json, saved_config, to_json
+from seedbed.envs.device import changes, probes, wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.paramserver.job import Job
@@ -270,6 +271,16 @@ def test_the_table_has_what_gradients_are_made_of(preset):
     assert named(shapes, "named") <= OWN
     again = decode_shapes(shapes, Trust(Path("run"), Path("run/roles/job.json")))
     assert jax.tree.structure(again) == jax.tree.structure(check_agent(bound))
+
+
+@pytest.mark.parametrize("module", [changes, probes, wrappers], ids=lambda each: each.__name__)
+def test_the_table_has_the_wrappers_and_the_probes(module):
+    there = {
+        f"{module.__name__}:{name}"
+        for name, kind in vars(module).items()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
+    }
+    assert there and there <= OWN
 
 
 def test_the_table_names_what_is_there():

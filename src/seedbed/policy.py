@@ -14,6 +14,7 @@ from seedbed.arguments import at_least, checked, require_seed
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import saved_config
+from seedbed.envs.device.wrappers import changing, innermost
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.printable import printable
@@ -228,8 +229,11 @@ def other_environment(
 
     `run` is for the error message only.
     """
-    if is_on_device(trained.env) and getattr(trained.env, "gymnasium_id", None) == name:
-        config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
+    task: Any = trained.env
+    if is_on_device(trained.env) and not changing(trained.env):
+        task = innermost(trained.env)
+    if getattr(task, "gymnasium_id", None) == name:
+        config: HostEnvConfig | Environment = GymEnv(name, kwargs=task.gymnasium_options())
     else:
         config = resolve_env(name)
     found, stack = forms_of(config).spec, frame_stack_of(config)

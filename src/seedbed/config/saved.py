@@ -22,12 +22,14 @@ from seedbed.types import SeedbedError
 FORMER: dict[str, str] = {"remote_learners": "hosts"}
 """Options that have another name now, by the one that older runs have saved."""
 ENV_BOUND = ("model",)
-"""Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
+"""Fields of on-device environments that wrappers fill. They are not options, and a run cannot save them."""
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
     env, start = config.env, config.start
+    if is_on_device(env):
+        _require_unbound(env)
     begun = {} if start is None else {"start": dataclasses.asdict(start) | {"run": str(start.run)}}
     return {
         **begun,
@@ -36,6 +38,17 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
         "agent": encode(config.agent, BOUND),
         config.runtime.runtime: dataclasses.asdict(config.runtime),
     }
+
+
+def _require_unbound(env: Any) -> None:
+    """Raises SeedbedError if a task, inside of all wrappers, has a model that is no option of it."""
+    while hasattr(env, "env") and is_on_device(env.env):
+        env = env.env
+    if any(getattr(env, name, None) is not None for name in ENV_BOUND):
+        raise SeedbedError(
+            f"{type(env).__name__} has a model of its own, which cannot be saved with the run: name an MJCF "
+            "file that has the changes (xml_file), or make the model in physics_model() of a subclass"
+        )
 
 
 def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:

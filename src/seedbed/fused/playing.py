@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import simd
-from seedbed.envs.device.wrappers import episode_statistics, training
+from seedbed.envs.device.wrappers import STATISTICS, episode_statistics, training
 from seedbed.ops.keys import environment_keys
 from seedbed.run.evaluation import summary_of
 from seedbed.types import (
@@ -25,7 +25,7 @@ from seedbed.types import (
     Tree,
 )
 
-NOT_SUMMED = frozenset({"solver_error", "episode_return", "episode_length"})
+NOT_SUMMED = frozenset({"solver_error", *STATISTICS})
 """Metrics of an environment whose sum over an episode says nothing, or something that is told apart."""
 MOST_STEPS = 100_000
 """The most steps of an evaluation's episode if the environment has no time limit."""

@@ -15,8 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from seedbed.envs.device.changes import normalises_observations
 from seedbed.envs.device.wrappers import (
     episode_statistics,
+    innermost,
     resets_itself,
     training,
     with_integrator,
@@ -53,8 +55,10 @@ class Program:
 
         `env` must be without auto-reset and `agent` may be unbound. Raises SeedbedError if a device is
         missing, if sizes do not fit, if one run with replay is to use several devices, if `sweep` names an
-        option that cannot vary, or if `env` resets itself or has no integrator to choose.
+        option that cannot vary, or if `env` resets itself, normalises observations or has no integrator to
+        choose.
         """
+        self.task = type(innermost(env)).__name__
         devices = choose_shared_devices(config.devices, "--devices")
         # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
         bind(agent, env.spec)
@@ -76,11 +80,15 @@ class Program:
                 f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "
                 "which the runtime adds"
             )
+        if normalises_observations(env):
+            raise SeedbedError(
+                f"{self.task} is in normalise_observation, whose statistics neither evaluations nor policies "
+                "have: leave it out, and give --agent.normalise-observations"
+            )
         self.config, self.env = config, episode_statistics(training(env))
         self._euler_env = _euler_env(env, config.euler_share)
         # The number of steps of each member that train with Euler's integrator.
         self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
-        self.task = type(env).__name__
         self.agent = checked(agent, env.spec)
         self.group = Group.joined
         # What divides a batch among devices, or among them the members of a population, which is no batch.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from seedbed.envs.device.wrappers import STATISTICS
 from seedbed.fused.carry import Carry, Iteration
 from seedbed.fused.program import Program
 from seedbed.ops.noise import PinkNoise
@@ -164,15 +165,9 @@ class FusedRun:
             self.carry, report = self.program.run(self.carry, self.transitions)
         made = np.ravel(report.transitions).tolist()
         self.transitions = [sum(each) for each in zip(self.transitions, made, strict=True)]
-        if not np.all(report.finite):
-            raise SeedbedError(
-                f"{self.program.task} gave an observation or a reward that is not finite between steps "
-                f"{before.env_steps:,} and {self.progress().env_steps:,}: mend the environment, then go on "
-                "from the last checkpoint with --resume"
-            )
         updates_before, self._updates = self._updates, np.ravel(report.updates)
+        self._require_finite(report, before)
         self.report = report
-        require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.progress().updates)
         if (learned := self._updates > updates_before).any():
             self._learned = (report.metrics, learned)
         self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
@@ -186,6 +181,19 @@ class FusedRun:
             )
         self._intact = True
         return True
+
+    def _require_finite(self, report: Iteration, before: Progress) -> None:
+        """Raises the errors of `advance`, which name the member of a population."""
+        names = self.options.member_names if self.program.members > 1 else ("",)
+        for i, name in enumerate(names):
+            if not np.ravel(report.finite)[i]:
+                raise SeedbedError(
+                    f"{self.program.task} gave{name and f' {name}'} an observation or a reward that is not "
+                    f"finite between steps {before.env_steps:,} and {self.progress().env_steps:,}: mend the "
+                    "environment, then go on from the last checkpoint with --resume"
+                )
+            metrics = {each: np.ravel(value)[i] for each, value in report.metrics.items()}
+            require_finite(metrics, int(self._updates[i]), name, bool(self.options.sweep))
 
     def stop(self) -> None:
         """Does nothing: there are no threads."""
@@ -286,7 +294,7 @@ class FusedMeter:
         return {
             **RecentEpisodes.summary(run.episodes),
             **run.learned,
-            **{f"env/{name}": np.mean(v) for name, v in env.items() if "episode_" not in name},
+            **{f"env/{name}": np.mean(v) for name, v in env.items() if name not in STATISTICS},
             **_shares(busy_s / passed_s),
         }
 
@@ -295,10 +303,10 @@ def _score(results: list[dict[str, Any]], options: FusedConfig) -> Score:
     """Returns the score of an evaluation of every member.
 
     With several members, each figure is the median over the members, and the best one decides which
-    checkpoint is the best.
+    checkpoint is the best. A member whose return is not finite is the best of none.
     """
     scores = [result["episode_return_mean"] for result in results]
-    best = int(np.argmax(scores))
+    best = int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))
     metrics = {name: np.median([result[name] for result in results]) for name in results[0]}
     # This number is the same for all members, and stays an int.
     metrics["episodes"] = results[0]["episodes"]
@@ -306,9 +314,9 @@ def _score(results: list[dict[str, Any]], options: FusedConfig) -> Score:
     text = f"{mean:.2f} +- {deviation:.2f} ({metrics['episodes']} episodes)"
     if len(results) > 1:
         name = options.member_names[best]
-        metrics |= {"seeds": scores, "best_return": max(scores), "best_member": name}
+        metrics |= {"seeds": scores, "best_return": scores[best], "best_member": name}
         text = (
-            f"{mean:.2f} (median of {len(scores)} members, from {min(scores):.2f} to {max(scores):.2f}; "
+            f"{mean:.2f} (median of {len(scores)} members, from {np.min(scores):.2f} to {scores[best]:.2f}; "
             f"the best, {name}, is what seedbed evaluate plays)"
         )
     return Score(scores[best], text, metrics, {"best_seed": best})

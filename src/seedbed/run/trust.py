@@ -47,12 +47,16 @@ OWN = frozenset(
         *AGENTS.values(),
         *ON_DEVICE.values(),
         *(
-            f"seedbed.envs.device.probes:{name}"
-            for name in ("DelayProbe", "TruncationProbe", "RepeatProbe", "TMazeProbe")
+            f"seedbed.envs.device.probes:{name}Probe"
+            for name in ("Delay", "Truncation", "Repeat", "TMaze", "Mask", "Privileged")
         ),
         *(
             f"seedbed.envs.device.changes:{name}"
-            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation")
+            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation", "_Delay")
+        ),
+        *(
+            f"seedbed.envs.device.wrappers:{name}"
+            for name in ("Wrapper", "_TimeLimit", "_AutoReset", "_EpisodeStatistics")
         ),
         *(
             f"seedbed.envs.device.randomisation:{name}"

@@ -30,20 +30,28 @@ STRATA = 8
 """The number of parts of a batch that are shuffled separately. 1, 2, 4 or 8 devices get equal minibatches."""
 
 
-_REMEDY = "Go on from the last checkpoint with --resume and a lower --agent.learning-rate"
+_AGAIN = "Go on from the last checkpoint with --resume and"
+_REMEDY = f"{_AGAIN} a lower --agent.learning-rate"
 
 
 class TrainingDiverged(SeedbedError):
     """Raised when a metric of an update, a gradient or a learner state is not finite."""
 
 
-def require_finite(metrics: dict[str, Any], update: int) -> None:
-    """Raises TrainingDiverged if a metric of the update with number `update` is not finite."""
+def require_finite(
+    metrics: dict[str, Any], update: int, member: str = "", swept: bool = False
+) -> None:
+    """Raises TrainingDiverged if a metric of the update with number `update` is not finite.
+
+    `member` names the one of a population whose metrics they are. If an option is `swept`, it has values of
+    its own for that one.
+    """
     bad = [name for name, value in metrics.items() if not np.isfinite(value)]
     if bad:
+        remedy = f"{_AGAIN} another value in its place in --sweep" if swept else _REMEDY
         raise TrainingDiverged(
-            f"{bad[0]} is {metrics[bad[0]]} at learner step {update}: training stopped before these "
-            f"parameters were used. {_REMEDY}"
+            f"{bad[0]}{member and f' of {member}'} is {metrics[bad[0]]} at learner step {update}: training "
+            f"stopped before these parameters were used. {remedy}"
         )
 
 

@@ -12,12 +12,13 @@ import numpy as np
 
 from seedbed.arguments import checked
 from seedbed.envs.device.mujoco import MujocoTask
-from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.envs.device.wrappers import innermost, innermost_state
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv, make_one, require_id
 from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
 from seedbed.policy import TrainedAgent, other_environment, policy_of
 from seedbed.printable import printable
-from seedbed.types import Environment, SeedbedError
+from seedbed.types import Array, Environment, EnvState, SeedbedError
 from seedbed.viewer.film import Game, film_game
 from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
@@ -69,7 +70,7 @@ def record(
 
     Raises SeedbedError if the environment cannot be recorded.
     """
-    if isinstance(config, MujocoTask):
+    if is_on_device(config) and isinstance(innermost(config), MujocoTask):
         return _on_device(config, trained, episodes, seed, title)
     if isinstance(config, GymEnv):
         return _in_gymnasium(config, trained, episodes, seed, title)
@@ -77,25 +78,34 @@ def record(
     if isinstance(config, Game):
         raise SeedbedError(f"{name} has no MuJoCo model to draw; only a video shows it")
     raise SeedbedError(
-        f"{name} cannot be drawn: of MuJoCo's tasks only those without wrappers, and those that Gymnasium "
-        "makes by an id; `seedbed evaluate --env` may name one"
+        f"{name} cannot be drawn: of MuJoCo's tasks only those on the device, and those that Gymnasium makes "
+        "by an id; `seedbed evaluate --env` may name one"
     )
 
 
 def _on_device(
-    env: MujocoTask, trained: TrainedAgent, episodes: int, seed: int, title: str
+    env: Environment, trained: TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
-    """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none)."""
+    """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none).
+
+    Of a task in wrappers, the bodies are drawn as its file has them.
+    """
+    task: Any = innermost(env)
     reset_key, act_key = jax.random.split(jax.random.key(seed))
     now = jax.jit(functools.partial(open_episodes, trained.agent, env, episodes))(reset_key)
     play_until = jax.jit(functools.partial(play, trained.agent, env))
-    poses = jax.vmap(lambda inner: {"qpos": inner.qpos, **env.mocap(inner.kept)})
-    params, placed, stepped = jax.device_put(trained.params), [poses(now.env.inner)], []
+
+    @jax.vmap
+    def poses(state: EnvState) -> dict[str, Array]:
+        inner = innermost_state(env, state).inner
+        return {"qpos": inner.qpos, **task.mocap(inner.kept)}
+
+    params, placed, stepped = jax.device_put(trained.params), [poses(now.env)], []
     for count in range(1, (env.episode_steps or 1000) + 1):
         if np.all(now.done):
             break
         now = play_until(params, act_key, now, np.uint32(count))
-        placed.append(poses(now.env.inner))
+        placed.append(poses(now.env))
         told = {name: x for name, x in now.env.metrics.items() if name not in NOT_SUMMED}
         stepped.append({**told, "reward": now.env.timestep.reward})
     places, values = (
@@ -105,8 +115,8 @@ def _on_device(
     for i, length in enumerate(np.asarray(now.lengths)):
         series = {name: value[:length, i] for name, value in values.items()}
         where = {name: pose[: length + 1, i] for name, pose in places.items()}
-        shown.append(Episode(reward=series.pop("reward"), env_dt=env.dt, series=series, **where))
-    return Recording(env.compiled(), tuple(shown), title)
+        shown.append(Episode(reward=series.pop("reward"), env_dt=task.dt, series=series, **where))
+    return Recording(task.compiled(), tuple(shown), title)
 
 
 def _in_gymnasium(

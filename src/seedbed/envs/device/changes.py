@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from seedbed.envs.device.wrappers import (
     Wrapper,
+    has_wrapper,
     reopen_child,
     step_child,
     unwrapped,
@@ -48,7 +49,8 @@ def normalise_observation(env: Environment) -> Environment:
     """Shifts and scales observations by their running mean and variance.
 
     As in Gymnasium's NormalizeObservation, each environment has its own statistics, opening observations
-    count, and resets keep the statistics. Raises SeedbedError if an observation is not float32.
+    count, and resets keep the statistics. It is for learners of others: `seedbed.train` refuses it, as its
+    evaluations would begin without statistics. Raises SeedbedError if an observation is not float32.
     """
     for path, leaf in jax.tree.leaves_with_path(env.spec.observation):
         if leaf.dtype != "float32":
@@ -57,6 +59,11 @@ def normalise_observation(env: Environment) -> Environment:
                 f"{type(env).__name__} is {leaf.dtype}; only float32 can be normalised"
             )
     return _NormaliseObservation(env)
+
+
+def normalises_observations(env: Environment) -> bool:
+    """Returns whether `normalise_observation` is among an environment's wrappers."""
+    return has_wrapper(env, _NormaliseObservation)
 
 
 def delay(env: Environment, observation: int = 0, action: int = 0) -> Environment:

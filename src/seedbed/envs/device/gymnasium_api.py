@@ -77,8 +77,13 @@ def chosen(which: Any, new: EnvState, now: EnvState) -> EnvState:
 class Batch:
     """A batch of environments: their state, and the compiled functions that reset and step them."""
 
-    def __init__(self, env: Environment, size: int) -> None:
+    def __init__(
+        self, task: Environment, size: int, added: Callable[[Environment], Environment]
+    ) -> None:
+        """Puts the wrappers `added`, which carry nothing from episode to episode, around a task."""
+        env = added(task)
         self.env, self.size = env, size
+        self._carries = isinstance(task, wrappers.Wrapper)
         self._reset = jax.jit(simd.vectorize(env.reset))
         self._reopen = jax.jit(
             simd.vectorize(lambda key, last: wrappers.reopen_child(env, key, last))
@@ -86,19 +91,22 @@ class Batch:
         self._step = jax.jit(simd.vectorize(env.step))
         self._state: EnvState | None = None
 
-    def reset(self, rng: np.random.Generator, which: np.ndarray | None = None) -> EnvState:
+    def reset(
+        self, rng: np.random.Generator, which: np.ndarray | None = None, seeded: bool = False
+    ) -> EnvState:
         """Opens an episode in every environment, or where `which` is true; returns arrays `[size, ...]`.
 
-        The arrays are copies, which the caller may change. `rng` is advanced.
+        What wrappers carry from episode to episode stays, unless the reset is `seeded`: it must repeat. The
+        arrays are copies, which the caller may change. `rng` is advanced.
         """
         data = jnp.asarray(rng.integers(1 << 32, size=2, dtype=np.uint32))
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
         keys = jax.random.split(key, self.size)
-        if which is None or self._state is None:
+        fresh = seeded or not self._carries
+        if self._state is None or (which is None and fresh):
             return self._arrived(self._reset(keys))
-        # What wrappers carry from episode to episode stays.
         opened = self._reopen(keys, self._state)
-        return self._arrived(chosen(which, opened, self._state))
+        return self._arrived(opened if which is None else chosen(which, opened, self._state))
 
     def step(self, action: np.ndarray) -> EnvState:
         """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""
@@ -122,7 +130,7 @@ class _SingleEnv(gymnasium.Env):
     metadata = {"render_modes": []}  # noqa: RUF012 Gymnasium's own declaration
 
     def __init__(self, env: Environment, seed: int | None) -> None:
-        self._batch = Batch(wrappers.limited(env), 1)
+        self._batch = Batch(env, 1, wrappers.limited)
         self._seed, self._ended = seed, True
         self.observation_space = space_of(env.spec.observation)
         self.action_space = action_space_of(env.spec.action)
@@ -139,7 +147,7 @@ class _SingleEnv(gymnasium.Env):
         _no_options(options)
         seed, self._seed = self._seed if seed is None else seed, None
         super().reset(seed=seed)
-        arrived = self._batch.reset(self.np_random)
+        arrived = self._batch.reset(self.np_random, seeded=seed is not None)
         self._ended = False
         return self._row(arrived)
 
@@ -170,7 +178,7 @@ class _BatchedEnv(VectorEnv):
         self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
         self.autoreset_mode = autoreset_mode
         self._ended = np.zeros(num_envs, bool)
-        self._batch = Batch(wrappers.training(env), num_envs)
+        self._batch = Batch(env, num_envs, wrappers.training)
         self._seed, self.num_envs = seed, num_envs
         self.single_observation_space = space_of(env.spec.observation)
         self.single_action_space = action_space_of(env.spec.action)
@@ -191,7 +199,7 @@ class _BatchedEnv(VectorEnv):
         _no_options(options)
         seed, self._seed = self._seed if seed is None else seed, None
         super().reset(seed=seed)
-        arrived = self._batch.reset(self.np_random, which)
+        arrived = self._batch.reset(self.np_random, which, seed is not None)
         self._ended = self._ended & ~which if which is not None else np.zeros_like(self._ended)
         return arrived.timestep.observation, self._info(arrived)
 

@@ -12,17 +12,18 @@ import abc
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.packaged import is_packaged, packaged_file
+from seedbed.arguments import require_fields
+from seedbed.envs.device.mjcf_files import Version, mjcf_file
 from seedbed.physics.model import EULER
 from seedbed.spaces import Mirror
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
@@ -30,10 +31,6 @@ from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 _CLOCK = int(mujoco.mjtSensor.mjSENS_CLOCK)
-ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
-"""Folder of the MJCF files that Gymnasium installs."""
-_OWN = Path(__file__).with_name("targets")
-"""Folder of our own MJCF files."""
 
 
 class TaskState(NamedTuple):
@@ -87,6 +84,21 @@ class MujocoTask(abc.ABC):
 
     weighed: ClassVar[tuple[str, ...]] = ()
     """Bodies whose `body_invweight0` the task has set itself: `randomise` leaves it."""
+    least_frame_skip: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for an option that cannot be. Those of subclasses call it first."""
+        require_fields(self)
+        self.require_no_less("frame_skip", least=self.least_frame_skip)
+        self.require_no_less("episode_steps")
+
+    def require_no_less(self, *names: str, least: float = 0) -> None:
+        """Raises SeedbedError if one of these options is less than `least`, or not finite."""
+        for name in names:
+            if not least <= (value := getattr(self, name)) < math.inf:
+                raise SeedbedError(
+                    f"{type(self).__name__}.{name} is {value}; give {least:g} or more"
+                )
 
     @abc.abstractmethod
     def initial(self, key: Array) -> tuple[Array, Array]:
@@ -154,14 +166,17 @@ class MujocoTask(abc.ABC):
 
     def physics_model(self) -> physics.Model:
         """Returns the model to simulate: `model` if it is given, else that of the MJCF file."""
-        if self.model is not None:
-            return self.model
-        return _load(self.xml_file)[self.integrator]
+        return self._model if self.model is None else self.model
+
+    @functools.cached_property
+    def _model(self) -> physics.Model:
+        """The model of the file, as it is when this is first asked for, with what the task changes in it."""
+        return _load(Version.of(self.model_path))[self.integrator]
 
     @property
     def model_path(self) -> Path:
         """Returns the path of the MJCF file; raises SeedbedError if there is no such file."""
-        return _path(self.xml_file)
+        return mjcf_file(self.xml_file)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
@@ -375,24 +390,8 @@ def squares(x: Array) -> jax.Array:
 
 
 @functools.cache
-def _load(xml_file: str) -> dict[str, physics.Model]:
+def _load(file: Version) -> dict[str, physics.Model]:
     """Loads a file's model once, and returns a dict of models by the option `integrator`."""
-    model = physics.load(_path(xml_file))
+    model = physics.load(file.path)
     euler = dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
     return {"xml": model, "euler": euler}
-
-
-def _path(xml_file: str) -> Path:
-    """Returns a file's path. A name that is neither absolute nor begins with `.` is Gymnasium's or ours.
-
-    One that begins with `playground/` or `dm_control/` is in a package of that project's files. Raises
-    SeedbedError if there is no such file.
-    """
-    if is_packaged(xml_file):
-        return packaged_file(xml_file)
-    path = Path(xml_file).expanduser()
-    if not path.is_absolute() and not xml_file.startswith("."):
-        path = _OWN / path if (_OWN / path).is_file() else ASSETS / path
-    if not path.is_file():
-        raise SeedbedError(f"there is no MJCF file {path}; give an absolute path, or one in ./")
-    return path

@@ -51,8 +51,8 @@ class _SameStep:
 
     def __init__(self, env: Environment, num_envs: int, seed: int | None) -> None:
         self.env, self.render_mode = env, None
-        self._batch = Batch(wrappers.training(env), num_envs)
-        self._rng = np.random.default_rng(seed)
+        self._batch = Batch(env, num_envs, wrappers.training)
+        self._rng, self._seeded = np.random.default_rng(seed), True
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         seen = trees.map(
@@ -63,13 +63,14 @@ class _SameStep:
 
     def seed(self, seed: int | None = None) -> list[int | None]:
         """Sets the seed of the next reset; returns it once for each environment."""
-        self._rng = np.random.default_rng(seed)
+        self._rng, self._seeded = np.random.default_rng(seed), True
         return [seed] * self.num_envs
 
     def reset(self) -> Any:
         """Opens an episode in every environment; returns observations `[num_envs, ...]`."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return _shown(self._batch.reset(self._rng).timestep.observation)
+        seeded, self._seeded = self._seeded, False
+        return _shown(self._batch.reset(self._rng, seeded=seeded).timestep.observation)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Takes actions `[num_envs, ...]`, which `step_wait` carries out."""

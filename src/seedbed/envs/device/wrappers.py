@@ -28,7 +28,8 @@ from seedbed.types import (
 )
 
 _GUIDE = "docs/write-a-task.md"
-_STATISTICS = ("episode_return", "episode_length")
+STATISTICS = ("episode_return", "episode_length")
+"""The metrics that `episode_statistics` adds."""
 
 
 def time_limit(env: Environment, steps: int) -> Environment:
@@ -67,7 +68,12 @@ def training(env: Environment) -> Environment:
 
 def resets_itself(env: Environment) -> bool:
     """Returns whether `auto_reset` is among an environment's wrappers."""
-    return isinstance(env, Wrapper) and (isinstance(env, _AutoReset) or resets_itself(env.env))
+    return has_wrapper(env, _AutoReset)
+
+
+def has_wrapper(env: Environment, kind: type[Wrapper]) -> bool:
+    """Returns whether a wrapper of this kind is among an environment's."""
+    return isinstance(env, Wrapper) and (isinstance(env, kind) or has_wrapper(env.env, kind))
 
 
 def episode_statistics(env: Environment) -> Environment:
@@ -228,6 +234,13 @@ def innermost(env: Environment) -> Environment:
     return env
 
 
+def innermost_state(env: Environment, state: EnvState) -> EnvState:
+    """Returns the state of the task inside of all wrappers; timestep and metrics are the outermost's."""
+    while isinstance(env, Wrapper):
+        env, state = env.env, unwrapped(state)[0]
+    return state
+
+
 def changing(env: Environment) -> list[str]:
     """Returns the names of the wrappers that may change observations or actions, the outermost first."""
     found: list[str] = []
@@ -251,11 +264,16 @@ class _EpisodeStatistics(Wrapper):
     def step(self, state: EnvState, action: Array) -> EnvState:
         child, own = unwrapped(state)
         # A task that carries its metrics over must not find these among them.
-        mine = {name: x for name, x in state.metrics.items() if name not in _STATISTICS}
+        mine = {name: x for name, x in state.metrics.items() if name not in STATISTICS}
         after = step_child(self.env, child._replace(metrics=mine), action)
         return self._stepped(after, own, state.metrics)
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
+        if taken := sorted(child.metrics.keys() & set(STATISTICS)):
+            raise SeedbedError(
+                f"{_task_name(self.env)}: its metrics have {' and '.join(taken)}, which the runtime adds: "
+                "give them other names, and leave out episode_statistics"
+            )
         return wrapped(_with_statistics(child, jnp.float32(0), jnp.float32(0)), ())
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
@@ -266,7 +284,7 @@ class _EpisodeStatistics(Wrapper):
 
 
 def _with_statistics(child: EnvState, total: Array, length: Array) -> EnvState:
-    sums = dict(zip(_STATISTICS, (total, length), strict=True))
+    sums = dict(zip(STATISTICS, (total, length), strict=True))
     return child._replace(metrics={**child.metrics, **sums})
 
 

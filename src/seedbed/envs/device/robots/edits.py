@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.robots.tiles import Tiles, lay
 from seedbed.physics.model import EULER
 from seedbed.types import SeedbedError
@@ -30,20 +31,6 @@ class Edits(NamedTuple):
     motor_hz: float = (
         0.0  # at which servos swing with their motors' inertia, damped twice critically
     )
-
-
-class Version(NamedTuple):
-    """A file as it is now: what is kept of it is not that of the file before it was edited."""
-
-    path: Path  # absolute: the working directory may change
-    mtime_ns: int
-    size: int  # bytes
-
-    @classmethod
-    def of(cls, path: Path) -> Version:
-        """Returns the version of a file that exists. Files that it includes are not looked at."""
-        found = path.stat()
-        return cls(path.absolute(), found.st_mtime_ns, found.st_size)
 
 
 def compiled_with(path: Path, edits: Edits) -> Any:

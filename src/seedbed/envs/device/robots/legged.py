@@ -6,15 +6,16 @@ import dataclasses
 import functools
 import importlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import squares
-from seedbed.envs.device.robots.edits import Edits, Version, compiled_with
+from seedbed.envs.device.robots.edits import Edits, compiled_with
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
@@ -61,6 +62,7 @@ class Legged(JoystickTask):
 
     frame_skip: int = 0
     """Simulation steps in one environment step; 0 is as many as 0.02 s have."""
+    least_frame_skip: ClassVar[int] = 0
     action_scale: float = 0.5
     command_ranges: tuple[float, float, float] = (1.0, 0.5, 1.0)
     tracking_sigma: float = 0.5

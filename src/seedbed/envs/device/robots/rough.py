@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax
@@ -14,7 +13,7 @@ from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.ride import Ride
 from seedbed.envs.device.robots.sensed import Sight
 from seedbed.envs.device.robots.tiles import Ground, Tiles, tops
-from seedbed.types import Array, SeedbedError
+from seedbed.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,8 @@ class Go1Rough(Go1Joystick):
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
         super().__post_init__()
-        for name, least in (("step_height", 0.0), ("tile_size", 0.1)):
-            if not least <= (value := getattr(self, name)) < math.inf:
-                raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give {least} or more")
+        self.require_no_less("step_height")
+        self.require_no_less("tile_size", least=0.1)
 
     @property
     def tiles(self) -> Tiles:  # type: ignore[override]

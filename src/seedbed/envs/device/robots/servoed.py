@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -17,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.arguments import require_fields
+from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
-from seedbed.envs.device.robots.edits import Edits, Version, compiled_with, model_with
+from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
 from seedbed.envs.device.robots.ride import Scales
 from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.spaces import PRIVILEGED
-from seedbed.types import Array, SeedbedError, Tree
+from seedbed.types import Array, Tree
 
 
 def limits(limited: np.ndarray, ranges: np.ndarray) -> np.ndarray:
@@ -82,20 +81,8 @@ class ServoedTask(MujocoTask, abc.ABC):
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
-        require_fields(self)
+        super().__post_init__()
         self.require_no_less("noise_level", "kp", "kd", "solver_iterations", "action_scale")
-
-    def require_no_less(self, *names: str) -> None:
-        """Raises SeedbedError if one of these options is less than 0, or not finite."""
-        for name in names:
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise SeedbedError(f"{type(self).__name__}.{name} is {value}; give 0 or more")
-
-    def physics_model(self) -> physics.Model:
-        """Returns the model to simulate: `model` if it is given, else the file's with these servos."""
-        if self.model is not None:
-            return self.model
-        return self._model
 
     @functools.cached_property
     def _model(self) -> physics.Model:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.arguments import require_fields
+from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, mujoco, normal_noise
 from seedbed.physics.math import quat_to_mat
 from seedbed.physics.model import EULER, FREE, HINGE
@@ -42,15 +42,11 @@ class SuiteTask(MujocoTask, abc.ABC):
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for an option that cannot be."""
-        require_fields(self)
-        smallest = {"frame_skip": 1, **self.smallest}
+        super().__post_init__()
         for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), smallest.get(field.name, 0)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and not least <= value < math.inf:
-                raise SeedbedError(
-                    f"{type(self).__name__}.{field.name} is {value}; give {least:g} or more"
-                )
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self.require_no_less(field.name, least=self.smallest.get(field.name, 0))
 
     @abc.abstractmethod
     def terms(self, now: physics.Data, action: Array) -> dict[str, Array]:
@@ -59,9 +55,9 @@ class SuiteTask(MujocoTask, abc.ABC):
     def edit(self, spec: Any) -> None:
         """Changes the file's MjSpec, before it is compiled."""
 
-    def physics_model(self) -> physics.Model:
-        """Returns the model to simulate: `model` if it is given, else the file's with the task's changes."""
-        return _loaded(self) if self.model is None else self.model
+    @functools.cached_property
+    def _model(self) -> physics.Model:
+        return _loaded(Version.of(self.model_path), self)
 
     def compiled(self) -> Any:
         """Returns what is simulated as MuJoCo's MjModel, with all that pictures show."""
@@ -124,7 +120,7 @@ class SuiteTask(MujocoTask, abc.ABC):
 
 
 @functools.lru_cache(maxsize=64)
-def _loaded(task: SuiteTask) -> physics.Model:
+def _loaded(_: Version, task: SuiteTask) -> physics.Model:
     model = physics.load(task.compiled())
     if task.integrator == "xml":
         return model
