@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seedbed import cache
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
@@ -36,12 +37,17 @@ def test_addresses_are_told_from_folders():
     assert name_of(Path("runs/pong")) == "runs/pong" and run_path("runs/pong") == Path("runs/pong")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 class Machine:
-    """A machine with a cache of its own, whose folder of the run may be kept in a bucket of the disk."""
+    """A machine with a folder of its own of a run that is kept in a bucket of the disk."""
 
     def __init__(self, root: Path, name: str, there: Path) -> None:
-        self.folder = root / name / "run"
-        self.folder.parent.mkdir(parents=True)
+        self.folder = cache.directory("runs") / f"{root.name}-{name}"
+        self.folder.parent.mkdir(exist_ok=True)
         address_file(self.folder).write_text(json.dumps({"address": f"file://{there}"}))
 
     def bucket(self) -> Bucket:
@@ -224,6 +230,40 @@ def test_two_histories_are_not_mixed(machines):
     one.bucket().fetch()
     content = one.content()
     assert {content[f"checkpoints/5/{name}"][:1] for name in ("large", "small")} == {b"B"}
+
+
+def test_a_start_that_the_bucket_refuses_undoes_nothing_that_it_lacks(machines):
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    newer = [run.path / "metrics.jsonl", run.checkpoints / "6" / "a"]
+    newer[1].parent.mkdir(parents=True)
+    for path in newer:
+        path.write_text("unsent\n")
+    run.close()
+    RunFolder.resume(one.folder).close()
+    one.bucket().fetch()
+    assert [path.read_text() for path in newer] == ["unsent\n"] * 2
+    run = RunFolder.resume(one.folder)
+    one.bucket().claim()
+    with run.training({"at": "here"}):
+        assert [path.name for path in (run.path / "terms").iterdir()] == ["000003"]
+
+
+def test_a_file_beside_a_folder_that_is_not_of_the_cache_is_nobodys_bucket(tmp_path):
+    target, folder = tmp_path / "target", tmp_path / "pong"
+    target.mkdir()
+    (target / "checkpoints").write_text("precious")
+    address_file(folder).write_text(json.dumps({"address": f"file://{target}"}))
+    run = RunFolder.create(folder)
+    run.write_config({})
+    with kept(folder, print):
+        (run.path / "metrics.jsonl").write_text("1\n")
+    run.close()
+    assert [path.name for path in target.iterdir()] == ["checkpoints"]
+    assert name_of(folder) == str(folder)
+    assert cluster.folder_of(folder, Rank(0, 2, 1, 0.0, "", "")) == folder
 
 
 def test_a_claim_whose_answer_was_lost_is_ones_own(machines):

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from counting_agent import CountingAgent
+from described import SECTIONS
 from saved import read_back
 from seedbed.config import presets
 from seedbed.config.resolve import train_config
@@ -20,7 +21,7 @@ from seedbed.envs.device import wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.specs import spec_of
-from seedbed.run.checking import check_agent, checked
+from seedbed.run.checking import _Check, check_agent, checked
 from seedbed.run.sizes import require_sizes
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
@@ -101,12 +102,14 @@ class Wrong(CountingAgent):
         wide = output._replace(metrics={"loss/total": jnp.zeros(3)})
         nested = output._replace(metrics={"loss": {"total": jnp.zeros(())}})
         absent = output._replace(metrics=None)
+        own = output._replace(metrics={"env_steps": jnp.zeros(())})
         whole = output._replace(weight=jnp.int32(1))
         return {
             "gradients": grads,
             "metric": (grads, wide),
             "weight": (grads, whole),
             "nested": (grads, nested),
+            "own": (grads, own),
             "absent": (grads, absent),
         }.get(self.fault, (grads, output))
 
@@ -148,6 +151,10 @@ class Wrong(CountingAgent):
         ("apply", r"apply returned a dict; needed is a LearnerState"),
         ("no state", r"act returned nothing as actor state.core; needed is int32"),
         ("batch only", r"actor_state returned int32\[4\] as leaves.core; needed is .*\[5, ...\]"),
+        (
+            "own",
+            r"gradients returned the metric 'env_steps', which a run has itself; needed is ano",
+        ),
         ("nested", r"gradients returned a dict as metric 'loss'; needed is a scalar"),
         ("absent", r"gradients returned None as metrics; needed is a dict of scalars"),
         ("none", r"apply returned learner state of the structure .*None.*; needed is"),
@@ -161,6 +168,17 @@ def test_what_an_agent_gets_wrong_is_named(fault, text):
     checked(Wrong(), SPEC)
     with pytest.raises(SeedbedError, match=text):
         checked(Wrong(fault=fault), SPEC)
+
+
+def test_the_figures_of_a_run_are_no_names_for_an_agents():
+    agent = _Check(bind(CountingAgent(), SPEC))
+    for title, _, described in SECTIONS:
+        if title == "Agents":
+            agent._names("gradients", described)
+            continue
+        for name in described:
+            with pytest.raises(SeedbedError, match="which a run has itself"):
+                agent._names("gradients", {name: 0.0})
 
 
 @functools.lru_cache

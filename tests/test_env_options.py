@@ -14,8 +14,10 @@ import pytest
 
 import seedbed
 from seedbed import cli
+from seedbed.agents.dqn import Dqn
 from seedbed.agents.ppo import Ppo
 from seedbed.config import defaults, env_options, flags
+from seedbed.config.configuration import TrainConfig
 from seedbed.config.env_options import Words, with_env_options
 from seedbed.config.saved import saved_config, to_json
 from seedbed.config.settle import Request, settle, with_options
@@ -25,7 +27,7 @@ from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.envs.host.pickled import MAKE
 from seedbed.envs.host.pooled import EnvPoolEnv
 from seedbed.run.folder import RunFolder
-from seedbed.run.options import FusedConfig
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.types import Box, SeedbedError
 
 HERE = "test_env_options"
@@ -264,6 +266,21 @@ def test_a_run_goes_on_with_its_options_and_a_mended_function(tmp_path: Path) ->
     assert dict(changed.config.env.kwargs)["options"] == {"reward": 3}  # type: ignore[union-attr]
     with pytest.raises(SeedbedError, match="the run trains .*, not Pendulum-v1"):
         settle(mended._replace(what=GymEnv("Pendulum-v1")), lambda found: found)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(CentralConfig, ParamServerConfig), (ParamServerConfig, CentralConfig)]
+)
+def test_a_configuration_keeps_the_runs_runtime(tmp_path: Path, kinds: tuple[Any, Any]) -> None:
+    run, (own, other) = tmp_path / "run", kinds
+    config = TrainConfig(GymEnv("CartPole-v1"), Dqn(), own(envs_per_actor=8))
+    saved(run, Request(config), {}, {})
+    again = Request(config, run=run, resume=True)
+    assert isinstance(settle(again, lambda found: found).config.runtime, own)
+    moved = again._replace(what=TrainConfig(config.env, config.agent, other(envs_per_actor=8)))
+    text = f"a run keeps its runtime, which is {own.runtime}: let .* be a {own.__name__}, not"
+    with pytest.raises(SeedbedError, match=text):
+        settle(moved, lambda found: found)
 
 
 def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from seedbed.envs.device.locomotion.reacher import Reacher
+from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.wrappers import time_limit
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
@@ -92,7 +92,7 @@ def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
             FactoryEnv("own_environments:OwnPendulum"),
             "FactoryEnv cannot be drawn: of MuJoCo's tasks",
         ),
-        (time_limit(Reacher(), 5), "_TimeLimit cannot be drawn: of MuJoCo's tasks"),
+        (time_limit(CartPole(), 5), "_TimeLimit cannot be drawn: of MuJoCo's tasks"),
         (GymEnv("CartPole-v1"), "CartPole-v1 has no MuJoCo model to draw"),
     ],
 )

@@ -9,6 +9,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import jax
@@ -17,9 +19,12 @@ import pytest
 
 import joined_learner
 from seedbed import cli
+from seedbed.central.sharing import FollowingSource, LeadingSource
 from seedbed.config import flags, resolve, settle
 from seedbed.exit_status import ExitStatus
-from seedbed.launch import together
+from seedbed.launch import members, together
+from seedbed.run.group import Group
+from seedbed.run.member import Member
 from seedbed.run.options import CentralConfig, ParamServerConfig
 from seedbed.streams.addresses import bind_listener, joined_address
 from seedbed.types import SeedbedError
@@ -213,3 +218,88 @@ def test_each_runtime_has_learners_of_its_own():
 def test_the_last_of_several_values_counts():
     words = ["--learners", "2", "--central.learners=3", "--actors", "4"]
     assert flags.given(words, "--learners") == "3" and flags.given(words, "--steps") == ""
+
+
+class Service:
+    """The coordination service, in which a key comes when it has been asked for often enough."""
+
+    def __init__(self, comes: dict[str, int]) -> None:
+        self.comes, self.values, self.waits = comes, dict[str, str](), list[int]()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        self.values[key] = value
+
+    def key_value_delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        return [each for each in self.values.items() if each[0].startswith(folder)]
+
+    def key_value_try_get(self, key: str) -> str:
+        return self.blocking_key_value_get(key, 0)
+
+    def blocking_key_value_get(self, key: str, wait_ms: int) -> str:
+        self.waits.append(wait_ms)
+        self.comes[key] = self.comes.get(key, 99) - 1
+        if key not in self.values and self.comes[key] > 0:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+        return self.values.get(key, "")
+
+
+def group_of(service: Service, number: int, of: int) -> Group:
+    """Returns a group that has joined nobody."""
+    group = object.__new__(Group)
+    group.member, group.lacks = Member(number, of, number, "", "", 0), False
+    group.__dict__ |= {"_client": service, "_commands": 0, "_commanding": threading.Lock()}
+    return group
+
+
+def own_source(**given: object) -> types.SimpleNamespace:
+    """Returns a source without batches."""
+    nothing = {"env_steps": 10, "save": lambda step, settle: None, "take": lambda timeout_s: []}
+    return types.SimpleNamespace(**nothing | given)
+
+
+def test_a_signal_while_all_save_and_end_loses_no_checkpoint():
+    group = group_of(Service({"saved-1/1": 3, "ended/1": 3}), 0, 2)
+
+    def look() -> None:
+        raise InterruptedError
+
+    group.look = look
+    with group.leading():
+        LeadingSource(own_source(), group, False, 100, 10).save(10, lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(InterruptedError):
+        group.meet("program-1")
+    group._client.key_value_set("failed/1", "no room")
+    with pytest.raises(SeedbedError, match="process 1 of this learner has failed: no room"):
+        group.meet("saved-2", looks=False)
+
+
+def test_steps_of_others_count_when_all_have_told_theirs():
+    service = Service({})
+    source = LeadingSource(own_source(), group_of(service, 0, 3), True, 100, 40)  # type: ignore[arg-type]
+    service.key_value_set("count/1", "11")
+    source._count()
+    assert source.env_steps == 40, "as it was when the run went on"
+    service.key_value_set("count/2", "21")
+    source._count()
+    assert source.env_steps == 10 + 11 + 21
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_process_without_steps_to_come_waits_for_its_leader(over):
+    service = Service({})
+    source = FollowingSource(own_source(over=over), group_of(service, 1, 2), False, 100, 10)  # type: ignore[arg-type]
+    assert source.take(0.0) == []
+    assert service.waits == [1000 if over else 0]
+
+
+def test_a_run_that_listened_goes_on_with_learners():
+    words = ["--listen", ":4711", "--advertise", "here", "--stream-groups", "8", "--learners", "1"]
+    listening = flags.override(resolve.train_config("pong/impala"), words, False)
+    assert isinstance(listening.runtime, CentralConfig)
+    given = ["--learners", "2"]
+    more = members.sizes_for(listening.runtime, given)
+    joined = flags.override(listening, [*given, *more], False).runtime
+    assert joined == CentralConfig(**vars(joined) | {"listen": "", "advertise": (), "learners": 2})

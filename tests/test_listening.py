@@ -360,6 +360,8 @@ def test_a_host_gives_up_when_there_is_no_learner_for_long(tmp_path):
         ({"listen": ":0", "insecure": True}, "insecure is for --listen at a loopback address"),
         ({"insecure": True}, "insecure is for --listen at a loopback address"),
         ({"listen": ":0", "advertise": ("x:y",)}, "is no address"),
+        ({"advertise": ("x",)}, "name --listen, or"),
+        ({"stream_groups": 8}, "stream_groups 8: name --listen, or"),
         ({"listen": ":0", "stream_groups": 0}, "stream_groups is 0"),
     ],
 )

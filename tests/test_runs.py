@@ -113,3 +113,8 @@ def test_the_last_line_of_a_long_file(tmp_path):
         "".join(json.dumps({"env_steps": n, "x": "y" * 100}) + "\n" for n in range(5000))
     )
     assert read_last_line(path)["env_steps"] == 4999
+    # That of a large population.
+    path.write_text(
+        "".join(json.dumps({"env_steps": n, "x": "y" * 200_000}) + "\n" for n in (1, 2))
+    )
+    assert read_last_line(path) == {"env_steps": 2}

@@ -15,7 +15,7 @@ from seedbed.errors import after
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
 from seedbed.run.interval import Interval
-from seedbed.run.runtime import Progress, Snapshot
+from seedbed.run.runtime import Progress, Score, Snapshot
 from seedbed.run.session import Session
 from seedbed.run.signals import stopping_signals
 from seedbed.run.update import TrainingDiverged
@@ -175,3 +175,37 @@ def test_no_checkpoint_holds_what_is_not_finite(run_folder):
         session.train(runtime)  # type: ignore[arg-type]
     assert runtime.taken == 3, "the state is not asked for again"
     assert list_steps(run.checkpoints) == [1, 2]
+
+
+class Short(Diverging):
+    """A runtime that has its steps at once, after so many updates."""
+
+    options = types.SimpleNamespace(**vars(Diverging.options), evaluate_episodes=1, seed=0)
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self.updates = updates
+
+    def advance(self) -> bool:
+        return False
+
+    def progress(self) -> Progress:
+        return Progress(100, self.updates, 100)
+
+    def evaluate(self, snapshot, seed, give_up):
+        score = Score(0.0, "0", {"episode_return_mean": 0.0}, {})
+        return types.SimpleNamespace(
+            done=True, score=score, failure=None, wait=lambda give_up: None
+        )
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_a_run_that_learned_nothing_says_so(run_folder, updates):
+    run, view = RunFolder.create(run_folder), View()
+    with contextlib.closing(run), Session(run, view) as session:
+        session.train(Short(updates))  # type: ignore[arg-type]
+    text = (
+        "nothing was learned: replay did not reach min_size within 100 steps: raise --steps, or lower "
+        "--agent.min-size"
+    )
+    assert (text in view.messages) == (updates == 0)

@@ -21,7 +21,7 @@ from seedbed.central.unrolls import UnrollQueue
 from seedbed.fused.carry import Iteration, StageTimes
 from seedbed.fused.program import Program
 from seedbed.fused.train import FusedRun
-from seedbed.ops.keys import derived_seed, fold_count, halves, later
+from seedbed.ops.keys import derived_seed, evaluation_seed, fold_count, halves, later
 from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.restoring import restore
@@ -172,6 +172,13 @@ def test_keys_and_seeds_differ_beyond_32_bits():
     assert len(set(keys)) == len(counts)
     seeds = [derived_seed(seed, n) for seed in (0, 1) for n in counts]
     assert len(set(seeds)) == 2 * len(counts) and all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_an_evaluation_plays_no_episodes_of_the_training_that_goes_on_from_it():
+    trained = derived_seed(7, 1000)
+    ranks = {trained, *(derived_seed(trained, rank) for rank in range(1, 1000))}
+    assert evaluation_seed(7, 1000) not in ranks
+    assert evaluation_seed(7, 1000) != evaluation_seed(7, 2000) != evaluation_seed(8, 2000)
 
 
 KEY = jax.random.key(0)

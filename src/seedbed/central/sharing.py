@@ -139,7 +139,8 @@ class LeadingSource(_SharedSource):
         self._own.save(step, lambda: None)
         self._saves += 1
         if not self._group.lacks:
-            self._group.meet(f"saved-{self._saves}", _SAVED_S)
+            # After a signal, this is the checkpoint that it asks for.
+            self._group.meet(f"saved-{self._saves}", _SAVED_S, looks=False)
 
 
 class FollowingSource(_SharedSource):
@@ -174,7 +175,9 @@ class FollowingSource(_SharedSource):
             if self._parts:
                 self._group.report()
                 self._told = True
-        command = self._group.next_command(_COMMAND_S if self._told else 0.0)
+        # Without steps to come, as while the leader evaluates at the end, only the leader has news.
+        waits = self._told or self._own.over
+        command = self._group.next_command(_COMMAND_S if waits else 0.0)
         if command is None:
             return []
         if command.what == "end":

@@ -94,6 +94,16 @@ def saved_start(run: Path) -> Weights | None:
     return _start(RunFolder.read(run).read_config())
 
 
+def require_runtime(run: Path, runtime: str) -> None:
+    """Raises SeedbedError if the run in a folder has another runtime than the one of this name."""
+    saved = next((name for name in RUNTIMES if name in RunFolder.read(run).read_config()), runtime)
+    if saved != runtime:
+        raise SeedbedError(
+            f"a run keeps its runtime, which is {saved}: let TrainConfig.runtime be a "
+            f"{RUNTIMES[saved].__name__}, not a {RUNTIMES[runtime].__name__}, or name another folder"
+        )
+
+
 def read_config(file: Path, trust: bool = False) -> TrainConfig:
     """Returns the configuration in a file, such as a run's config.json; `trust` is that of `saved_config`.
 

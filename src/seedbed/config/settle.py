@@ -18,7 +18,7 @@ from seedbed.config import scaling
 from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.env_options import with_env_options
 from seedbed.config.resolve import PARTS, train_config
-from seedbed.config.saved import read_config, resumed, saved_start
+from seedbed.config.saved import read_config, require_runtime, resumed, saved_start
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.pickled import is_pickled
@@ -97,6 +97,8 @@ def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
         what = read_config(request.file, request.trust)
     if isinstance(what, TrainConfig):
         config = _checked(what, request)
+        if request.resume:
+            require_runtime(Path(request.run or ""), config.runtime.runtime)
         return None, dataclasses.replace(config, env=with_env_options(config.env, request.env))
     if request.resume:
         if request.runtime is not None:

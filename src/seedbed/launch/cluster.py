@@ -34,7 +34,7 @@ from seedbed.launch.ranks import Rank
 from seedbed.launch.together import Supervisor
 from seedbed.machine import usable_cores
 from seedbed.printable import printable
-from seedbed.run.bucket import address_file, name_of
+from seedbed.run.bucket import address_of
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.member import Member
 from seedbed.run.options import CentralConfig
@@ -92,9 +92,9 @@ class Job(NamedTuple):
 def folder_of(run: Path | None, rank: Rank) -> Path:
     """Returns the folder of a job's run; raises SeedbedError if it has no name."""
     if run is not None:
-        if address_file(run).exists():
+        if address := address_of(run):
             raise SeedbedError(
-                f"--run is {name_of(run)}, and the machines of a job find one another in a folder: name one "
+                f"--run is {address}, and the machines of a job find one another in a folder: name one "
                 "that all of them see"
             )
         return run

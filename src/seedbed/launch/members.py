@@ -23,8 +23,14 @@ def sizes_for(config: CentralConfig, given: Sequence[str]) -> list[str]:
     learners = flags.given(given, "--learners")
     if learners in ("", str(config.learners)):
         return []
-    anew = {"--listen": "", "--actors": "0", "--envs-per-actor": "0"}
-    return [word for name, value in anew.items() if name not in given for word in (name, value)]
+    anew = {
+        "--listen": [""],
+        "--advertise": [],
+        "--stream-groups": [str(CentralConfig.stream_groups)],
+        "--actors": ["0"],
+        "--envs-per-actor": ["0"],
+    }
+    return [word for name, value in anew.items() if name not in given for word in (name, *value)]
 
 
 def lead(member: Member, run: Path, begin: Callable[[bool], tuple[int, dict[str, Any]]]) -> int:

@@ -14,6 +14,7 @@ from jax import Array
 AXIS = "batch"
 """The mapped axis that divides a batch among devices."""
 _LOW = (1 << 32) - 1
+_EVALUATION = 1 << 32  # beyond all ranks
 
 
 def halves(count: int) -> np.ndarray:
@@ -36,6 +37,14 @@ def fold_count(key: Array, count: Array | np.ndarray) -> Array:
 def derived_seed(seed: int, count: int) -> int:
     """Derives a seed from 0 to 2^31 - 1. `seed` and `count` are non-negative and may be of any size."""
     return int(np.random.SeedSequence([seed, count]).generate_state(1)[0]) >> 1
+
+
+def evaluation_seed(seed: int, step: int) -> int:
+    """Derives the seed of an evaluation at a step, which no actor of training has.
+
+    A run that goes on from the step trains with `derived_seed(seed, step)`, and what ranks derive from that.
+    """
+    return derived_seed(derived_seed(seed, step), _EVALUATION)
 
 
 def normal_rows(key: Array, shape: tuple[int, ...]) -> Array:

@@ -42,12 +42,22 @@ def address_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.bucket.json")
 
 
+def address_of(folder: Path) -> str:
+    """Returns the address of a run's bucket; "" if the run is in a folder only.
+
+    Only folders of the cache have one. A file beside another folder may be anybody's, who could send the run
+    anywhere.
+    """
+    try:
+        cached = folder.parent.resolve() == cache.directory("runs").resolve()
+        return str(load_json(address_file(folder))["address"]) if cached else ""
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        return ""
+
+
 def name_of(folder: Path) -> str:
     """Returns how a run is named on any machine: by its bucket, if it has one."""
-    try:
-        return str(load_json(address_file(folder))["address"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return str(folder)
+    return address_of(folder) or str(folder)
 
 
 def run_path(where: str) -> Path:
@@ -82,7 +92,7 @@ def kept(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     Call with the folder locked, and its term taken. Raises SeedbedError if the bucket refuses or another
     process has the run, and TemporaryError if the bucket lacks something at the end: the folder has it then.
     """
-    if not address_file(folder).exists():
+    if not address_of(folder):
         yield
         return
     lost = f"the copy to the bucket has ended; the run is in {printable(folder)}"

@@ -36,6 +36,14 @@ from seedbed.types import (
 )
 
 _GUIDE = "docs/write-an-agent.md"
+# The names of a run's own figures, or their first parts: an agent's would take their place in a line.
+_FIGURES = frozenset(
+    ("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps", "rss_mb")
+    + ("episodes", "episode_return_mean", "episode_length_mean", "bottleneck", "actor_restarts")
+    + ("inference_rows_mean", "inference_behind_share", "inference_blocked_share", "lag_mean")
+    + ("learner_program_ms", "learner_waiting_share", "queued_unrolls", "lag_max")
+    + ("time/", "env/", "evaluation/", "replay/", "streams/", "cluster/")
+)
 
 
 def checked(agent: AgentT, spec: EnvSpec) -> AgentT:
@@ -155,6 +163,7 @@ class _Check:
         found = self._call("ascend", agent.ascend, state, found[0])
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self._refuse("ascend", _shown(found), "a tuple of learner state and a dict of metrics")
+        self._names("ascend", found[1])
         self._same("ascend", "learner state", found[0], state)
 
     def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Tree:
@@ -168,6 +177,7 @@ class _Check:
         self._same("gradients", "Output.weight", output.weight, _struct((), "float32"))
         if not isinstance(output.metrics, dict):
             self._refuse("gradients", f"{_shown(output.metrics)} as metrics", "a dict of scalars")
+        self._names("gradients", output.metrics)
         for name, metric in output.metrics.items():
             if not isinstance(metric, jax.ShapeDtypeStruct) or metric.shape:
                 self._refuse("gradients", f"{_shown(metric)} as metric {name!r}", "a scalar")
@@ -181,6 +191,11 @@ class _Check:
         self._expect("apply", after, LearnerState)
         self._same("apply", "learner state", after, state)
         return clipped
+
+    def _names(self, method: str, metrics: dict[str, Any]) -> None:
+        for name in metrics:
+            if "".join(name.partition("/")[:2]) in _FIGURES:
+                self._refuse(method, f"the metric {name!r}, which a run has itself", "another name")
 
     def _part(self, batch: Tree) -> Tree:
         """Returns a minibatch of what `prepare` returned, whose leaves divide along axis 1."""

@@ -196,10 +196,14 @@ class RunFolder:
                     file.write(claim.token)
             except FileExistsError:
                 continue
-            for former in terms.iterdir():
-                if former.name.isdecimal() and int(former.name) < claim.term:
-                    former.unlink(missing_ok=True)
             return claim
+
+    def _forget_former_terms(self) -> None:
+        # Files that cannot be removed do no harm.
+        with contextlib.suppress(OSError):
+            for former in (self.path / TERMS).iterdir():
+                if former.name.isdecimal() and int(former.name) < self.term:
+                    former.unlink(missing_ok=True)
 
     @property
     def term(self) -> int:
@@ -320,6 +324,8 @@ class RunFolder:
         trained with. Raises SeedbedError if the configuration cannot be written. For one thread at a time.
         """
         with contextlib.closing(self):
+            # Not before: by the last one, a bucket that refuses this start knows the next one as ours.
+            self._forget_former_terms()
             former = self.read_config() if (self.path / CONFIG).exists() else None
             before = list_steps(self.checkpoints)
             try:

@@ -75,7 +75,7 @@ class Group:
         self._commands, self._commanding = 0, threading.Lock()
         self._reports, self._reported = 0, set[int]()
         self.look: Callable[[], object] = lambda: None
-        """Is called about once a second while this process waits for others; it may raise."""
+        """Is called about once a second while this process waits for others to go on; it may raise."""
         self._programs = 0
         self.lacks = False  # whether a process is known to do nothing more
         self._looked_s, self._leaving_s = 0.0, float("inf")
@@ -127,7 +127,7 @@ class Group:
             # Others may be gone, which is no failure of what was done here.
             with contextlib.suppress(PeerLost, jax.errors.JaxRuntimeError):
                 self.command(Command("end"))
-                self.meet("ended", _END_S)
+                self.meet("ended", _END_S, looks=False)
 
     def commands(self) -> Iterator[Command]:
         """Yields the leader's commands, but for the end. For the others.
@@ -157,7 +157,7 @@ class Group:
         what, env_steps = text.split()
         command = Command(what, int(env_steps))  # type: ignore[arg-type]
         if command.what == "end":
-            self.meet("ended", _END_S)
+            self.meet("ended", _END_S, looks=False)
         return command
 
     def report(self) -> None:
@@ -184,8 +184,12 @@ class Group:
         self._client.key_value_set(f"count/{self.member.number}", str(steps), allow_overwrite=True)
 
     def counts(self) -> list[int]:
-        """Returns what the others have told last of their transitions. For the leader; any thread may."""
-        return [int(count) for _, count in self._client.key_value_dir_get("count/")]
+        """Returns what the others have told last of their transitions, [] until all have told some.
+
+        For the leader; any thread may call this.
+        """
+        told = self._client.key_value_dir_get("count/")
+        return [int(count) for _, count in told] if len(told) == self.member.of - 1 else []
 
     def fail(self, why: str) -> None:
         """Tells the leader that this process has failed, and waits until it has ended. For the others."""
@@ -229,17 +233,19 @@ class Group:
                 raise
             raise PeerLost(f"another process of this learner is gone ({text})") from error
 
-    def meet(self, where: str, timeout_s: float = _COMPILED_S) -> None:
+    def meet(self, where: str, timeout_s: float = _COMPILED_S, looks: bool = True) -> None:
         """Waits until all are here; each place is met once.
 
-        Signals are seen meanwhile, as they are not in a barrier of JAX's. Raises PeerLost if others do not
-        come, and SeedbedError if one has failed.
+        Signals are seen meanwhile, as they are not in a barrier of JAX's, unless `looks` is False: what a
+        signal asks for is to be finished here. Raises PeerLost if others do not come, and SeedbedError if one
+        has failed.
         """
         until_s = time.monotonic() + timeout_s
         self.arrive(where)
         for number in range(self.member.of):
             while self._read(f"{where}/{number}") is None:
-                self.look()
+                if looks:
+                    self.look()
                 self._require_none_failed()
                 if time.monotonic() > until_s:
                     self.lacks = True

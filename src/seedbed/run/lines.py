@@ -19,7 +19,6 @@ MEMBERS = "evaluation/seeds"
 MOST_LINES, MOST_BYTES = 20_000, 16_000_000
 """From more lines or bytes than these, `read_lines` leaves out every other line, again and again."""
 _LINE_BYTES = 1 << 20  # longer ones are not read
-_TAIL_BYTES = 1 << 16  # at the end of a file: many lines
 _EVALUATED = "evaluation/env_steps"
 
 
@@ -129,14 +128,14 @@ def read_last_line(path: Path) -> dict[str, Any]:
     """Returns the last whole line of a file of metrics, without reading all of it; empty if there is none."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
-            tail = io.BytesIO(file.read(_TAIL_BYTES))
+            file.seek(max(0, file.seek(0, io.SEEK_END) - _LINE_BYTES))
+            tail = io.BytesIO(file.read(_LINE_BYTES))
     except OSError:
         return {}
-    last: dict[str, Any] = {}
-    for _, last in whole_lines(tail):  # noqa: B007
-        pass
-    return last
+    for line in reversed(tail.readlines()):
+        for _, metrics in whole_lines(io.BytesIO(line)):
+            return metrics
+    return {}
 
 
 def last_wall_s(folder: Path) -> float:

@@ -54,12 +54,11 @@ class RuntimeConfig:
         for field in ("steps", "evaluate_episodes", "keep_checkpoints"):
             at_least(field, getattr(self, field), 1)
         require_seed(self.seed)
-        at_least("evaluate_every", self.evaluate_every, 0)
-        at_least("until_stale", self.until_stale, 0)
         for field in ("until_return", "max_minutes"):
             if math.isnan(getattr(self, field)):
                 raise SeedbedError(f"{field} is nan: give a number, or leave it out")
-        at_least("max_minutes", self.max_minutes, 0)
+        for field in ("evaluate_every", "until_stale", "max_minutes"):
+            at_least(field, getattr(self, field), 0)
         if self.until_stale and not 0 < self.evaluate_every <= self.until_stale:
             raise SeedbedError(
                 f"until_stale is {self.until_stale} and evaluate_every {self.evaluate_every}: evaluations "
@@ -146,6 +145,10 @@ class CentralConfig(_HostConfig):
         if self.insecure and (address is None or address[0] not in LOOPBACK):
             raise SeedbedError(
                 f"insecure is for --listen at a loopback address, such as 127.0.0.1:0, not {self.listen!r}"
+            )
+        if not self.listen and (self.advertise or self.stream_groups != type(self).stream_groups):
+            raise SeedbedError(
+                f"advertise {self.advertise}, stream_groups {self.stream_groups}: name --listen, or () and 64"
             )
         for address in self.advertise:
             split_address(address)
@@ -364,8 +367,7 @@ class ParamServerConfig(_HostConfig):
 def _require_groups(envs: int) -> None:
     if envs % GROUPS:
         raise SeedbedError(
-            f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an even "
-            "number with --envs-per-actor"
+            f"envs_per_actor is {envs}: an actor has {GROUPS} groups; give an even --envs-per-actor"
         )
 
 

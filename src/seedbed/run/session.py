@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from seedbed.errors import after
-from seedbed.ops.keys import derived_seed
+from seedbed.ops.keys import evaluation_seed
 from seedbed.run.bucket import name_of
 from seedbed.run.callback import Callback, Listener, OnMetrics
 from seedbed.run.checkpoint import CheckpointWriter
@@ -206,6 +206,11 @@ class Session:
         confirmed = self._rules.confirmed  # by an evaluation that has ended
         last = self._save_last()
         self._end_evaluation(self.interrupted)
+        if not (self._runtime.progress().updates or self._reason or self.interrupted()):
+            self.view.message(
+                f"nothing was learned: replay did not reach min_size within {self._options.steps:,} steps: "
+                "raise --steps, or lower --agent.min-size"
+            )
         failure: Exception | None = None
         judged = last is not None and (last.step, last.updates) == self._judged
         if last is not None and not (self.interrupted() or confirmed or judged):
@@ -276,22 +281,18 @@ class Session:
 
     def _serve_snapshot(self) -> None:
         """Saves a snapshot that has come, and evaluates it if that is wanted."""
-        snapshot = self._runtime.take_snapshot()
-        if snapshot is None:
+        if (snapshot := self._runtime.take_snapshot()) is None:
             return
         if "evaluate" in self._wanted:
             self._begin_evaluation(snapshot)
         self._wanted.clear()
         # An evaluation that has ended already gives its score to the checkpoint at once.
-        over = (
-            self._evaluating is snapshot and self._evaluation is not None and self._evaluation.done
-        )
+        over = self._evaluating is snapshot and self._evaluation and self._evaluation.done
         self._save(snapshot, self._report_evaluation() if over else None)
 
     def _save_last(self) -> Snapshot | None:
         """Saves the state at the end, and waits until it is written; returns None if it is not intact."""
-        snapshot = self._runtime.last_snapshot()
-        if snapshot is None:
+        if (snapshot := self._runtime.last_snapshot()) is None:
             return None
         begun = time.monotonic()
         snapshot = self._save(snapshot)
@@ -330,15 +331,14 @@ class Session:
 
     def _write(self, snapshot: Snapshot, score: Score | None) -> None:
         metadata = snapshot.metadata | (score.kept if score else {})
-        value = score.value if score else None
         try:
-            self._writer.save(snapshot.step, snapshot.arrays, metadata, value)
+            self._writer.save(snapshot.step, snapshot.arrays, metadata, score and score.value)
         except StorageError as error:
             # This write has been handed over, and only the last one must succeed.
             self.view.message(f"{error}; training goes on")
 
     def _begin_evaluation(self, snapshot: Snapshot) -> None:
-        seed, begun = derived_seed(self._options.seed, snapshot.step), time.monotonic()
+        seed, begun = evaluation_seed(self._options.seed, snapshot.step), time.monotonic()
         self._evaluating = snapshot
         self._evaluation = self._runtime.evaluate(snapshot, seed, self.interrupted)
         self._leave_out(time.monotonic() - begun)
@@ -353,8 +353,7 @@ class Session:
 
         Cancels it if `give_up` returns True.
         """
-        evaluation = self._evaluation
-        if evaluation is None:
+        if (evaluation := self._evaluation) is None:
             return None
         begun = time.monotonic()
         evaluation.wait(give_up)
