@@ -177,8 +177,8 @@ def test_rough_ground_has_a_mirror_and_a_privileged_part(robot):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"step_height": -0.1}, "Go1Rough.step_height is -0.1; give 0.0 or more"),
-        ({"step_height": float("nan")}, "Go1Rough.step_height is nan; give 0.0 or more"),
+        ({"step_height": -0.1}, "Go1Rough.step_height is -0.1; give 0 or more"),
+        ({"step_height": float("nan")}, "Go1Rough.step_height is nan; give 0 or more"),
         ({"tile_size": 0.0}, "Go1Rough.tile_size is 0.0; give 0.1 or more"),
     ],
 )
