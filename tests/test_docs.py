@@ -157,19 +157,22 @@ def test_slow_code_of_pages_runs(tmp_path, page):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def commands() -> list[tuple[str, ...]]:
-    """Returns the words of each `seedbed` and `make` command in a block of a page, each once.
+def commands() -> list[tuple[Path, tuple[str, ...]]]:
+    """Returns the folder and the words of each `seedbed` and `make` command in a block of a page, each once.
 
-    Commands of results, which differ by their seeds, are one.
+    A page begins in the repository, and `cd` counts. Commands of results, which differ by their seeds, are one.
     """
     found = set()
     for page in PAGES:
+        folder = ROOT
         for block in blocks(page):
             if block.language == "sh":
                 for line in block.code.splitlines():
                     words = shlex.split(re.sub(r"--seed \d+", "--seed 0", line), comments=True)
+                    if words and words[0] == "cd":
+                        folder = folder / words[1]
                     if words and words[0] in ("seedbed", "make"):
-                        found.add(tuple(words))
+                        found.add((folder, tuple(words)))
     return sorted(found)
 
 
@@ -239,9 +242,10 @@ def test_commands_of_pages_are_understood(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     # No bucket is asked for what it has.
     monkeypatch.setattr(bucket, "is_address", lambda where: False)
-    found = [*commands(), *commands_of_clusters()]
+    found = [*commands(), *((ROOT, words) for words in commands_of_clusters())]
     assert len(found) > 40 and len(commands_of_clusters()) == 8
-    for words in found:
+    for folder, words in found:
+        monkeypatch.chdir(folder)
         try:
             parsed(words)
         except SeedbedError as error:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.extend import core
 
 from seedbed.jaxprs import CALLS, RULED, bind, called, interpret
@@ -85,7 +86,7 @@ def _whole(value: Any) -> Any:
 def _added(total: Any, rows: _Rows) -> Any:
     # An index below 0 is the first place here, as in the operation itself, and counts nothing from the end.
     for part, start in rows.parts:
-        at = [p if isinstance(p, jax.core.Tracer) else max(0, int(p)) for p in start]
+        at = [p if isinstance(p, Tracer) else max(0, int(p)) for p in start]
         old = lax.dynamic_slice(total, at, part.shape, allow_negative_indices=False)
         total = lax.dynamic_update_slice(total, old + part, at, allow_negative_indices=False)
     return total
