@@ -160,7 +160,7 @@ def test_slow_code_of_pages_runs(tmp_path, page):
 def commands() -> list[tuple[Path, tuple[str, ...]]]:
     """Returns the folder and the words of each `seedbed` and `make` command in a block of a page, each once.
 
-    A page begins in the repository, and `cd` counts. Commands of results, which differ by their seeds, are one.
+    A page begins in the repository, and `cd` counts. Commands of results that differ by seeds are one.
     """
     found = set()
     for page in PAGES:
