@@ -8,15 +8,24 @@ import numpy as np
 import psutil
 
 from seedbed.run.checkpoint_helper import write_checkpoint
+from seedbed.run.leaves import named_leaves
+
+
+def write_tree(folder, step, tree, **options):
+    """Writes a checkpoint in this process: same files, no helper to start."""
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree)}
+    leaves = [
+        {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
+        for name, array in arrays.items()
+    ]
+    header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": leaves}
+    header["claim"] = (1000, "")
+    write_checkpoint(folder, {**header, **options}, arrays)
 
 
 def write(folder, step, value=0.0, **options):
-    """Writes a checkpoint in this process: same files, no helper to start."""
-    array = np.full((4,), value, np.float32)
-    leaf = {"name": "w", "dtype": "float32", "shape": [4], "bytes": 16}
-    header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": [leaf]}
-    header["claim"] = (1000, "")
-    write_checkpoint(folder, {**header, **options}, {"w": array})
+    """Writes a checkpoint of one array."""
+    write_tree(folder, step, {"w": np.full((4,), value, np.float32)}, **options)
 
 
 TEMPLATE = {"w": np.zeros((4,), np.float32)}

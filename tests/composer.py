@@ -14,7 +14,7 @@ from jax import lax
 
 from seedbed.simd.frontend import memory
 
-EXAMPLES = int(os.environ.get("SEEDBED_FUZZ", "12"))
+EXAMPLES = int(os.environ.get("SEEDBED_FUZZ", "6"))
 """Programs that are tried."""
 
 

@@ -51,6 +51,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONP
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -112,6 +113,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from seedbed.config import scaling
 
     monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Agents and runtimes of fused runs, which a fake takes in place of training; works in `tmp_path`."""
+    from seedbed.fused import train as fused
+
+    calls: list[tuple[Any, Any]] = []
+
+    def train(*, agent: Any, config: Any, run: Any, **_: Any) -> dict[str, Any]:
+        calls.append((agent, config))
+        return {"interrupted": False, "run": str(run.path)}
+
+    monkeypatch.setattr(fused, "train", train)
+    monkeypatch.chdir(tmp_path)
+    return calls
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ TRUSTED = Trust(Path("run"), Path("run/config.json"), given=True)
 
 
 def read_back(config: TrainConfig) -> TrainConfig:
-    """Returns a configuration as it is after a run has saved it."""
-    text = strict_json.dumps(to_json(config))
-    return from_json(strict_json.loads(text), TRUSTED)
+    """Returns a configuration as it is after a run has saved it, in what any reader takes for JSON."""
+    return from_json(strictly(strict_json.dumps(to_json(config))), TRUSTED)
 
 
 def config_of(run: Path) -> TrainConfig:

@@ -195,7 +195,7 @@ def test_one_and_several_devices_agree(devices):
         np.testing.assert_allclose(together.metrics[name], alone.metrics[name], rtol=1e-3)
 
 
-@pytest.mark.quick("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_it_learns_and_goes_on_from_a_carry_bit_for_bit(recurrent):
     agent = dataclasses.replace(

@@ -17,8 +17,10 @@ from gymnasium import spaces
 
 import seedbed
 from documented import ROOT, python_blocks
+from saved import lines
 from seedbed.config import resolve
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.run.callback import Listener
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
@@ -118,29 +120,19 @@ def test_a_foreign_observation_is_refused(tmp_path):
             policy.act(wrong)
 
 
-def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, capsys):
-    lines, run = [], tmp_path / "run"
+def test_a_function_gets_the_metrics_and_may_end_the_run():
+    seen, told = [], []
 
-    def take(line):
-        lines.append(line)
-        if len(lines) == 1:
-            raise ValueError("no\nnetwork")
+    def enough(line):
+        seen.append(line)
+        return line["env_steps"] / 1 > 5  # of a text, it fails
 
-    summary = seedbed.train(
-        "cartpole/ppo",
-        run=run,
-        callback=take,
-        steps=3e4,
-        log_every_s=0.1,
-        evaluate_every=0,
-        evaluate_episodes=2,
-    )
-    assert len(lines) > 1
-    assert lines == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["env_steps"] == summary["env_steps"]
-    assert lines[-1]["evaluation/episode_return_mean"] > 0
-    told = capsys.readouterr().out
-    assert told.count("on_metrics failed: ValueError: no") == 1 and "training goes on" in told
+    listener = Listener(enough, told.append)
+    for steps, ends in (("x", False), ("y", False), (1, False), (6, True)):
+        assert listener.tell("on_metrics", {"env_steps": steps}) is ends
+    assert [line["env_steps"] for line in seen] == ["x", "y", 1, 6]
+    assert len(told) == 1 and told[0].startswith("on_metrics failed: TypeError")
+    assert not listener.tell("on_checkpoint", 1, None) and not listener.tell("on_end", {})
 
 
 class Told(seedbed.Callback):
@@ -161,7 +153,7 @@ class Told(seedbed.Callback):
         return self._note("on_start", run)
 
     def on_metrics(self, metrics):
-        return self._note("on_metrics", metrics["env_steps"])
+        return self._note("on_metrics", metrics)
 
     def on_checkpoint(self, step, folder):
         assert any(folder.iterdir())
@@ -195,12 +187,14 @@ def test_a_callback_is_told_of_everything(tmp_path, capsys):
     assert methods[0] == "on_start" and methods[-1] == "on_end"
     assert {"on_metrics", "on_checkpoint", "on_evaluation"} <= set(methods[1:-1])
     assert told.calls[-1][1] == summary
+    assert lines(tmp_path / "run") == [
+        what for method, what in told.calls if method == "on_metrics"
+    ]
     steps = [step for method, step in told.calls if method == "on_checkpoint"]
     assert steps == sorted(set(steps)) and steps[-1] == summary["env_steps"]
-    assert (
-        capsys.readouterr().out.count("on_evaluation failed: ValueError: no (test_api.py, line")
-        == 1
-    )
+    said = capsys.readouterr().out
+    assert said.count("on_evaluation failed: ValueError: no (test_api.py, line") == 1
+    assert "training goes on" in said
     judged = [step for method, step in told.calls if method == "on_evaluation"]
     assert len(judged) == len(set(judged))
 

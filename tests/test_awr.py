@@ -46,11 +46,8 @@ def case(action, **changes):
     return agent, state._replace(params=state.params._replace(weights=moved)), trajectory
 
 
-def slow_loss(weights, agent, state, trajectory):
-    """The paper's losses, one row after the other."""
-    steps, draw = trajectory.timesteps, trajectory.extras.draw
-    parameters, values, _ = agent._evaluate(state.params._replace(weights=weights), steps, (), ())
-    fixed = np.asarray(agent._evaluate(state.params, steps, (), ())[1], np.float64)
+def slow_targets(agent, fixed, steps):
+    """The rows (t, b) that are transitions, and the paper's weight and target of each, one by one."""
     rows, targets = [], []
     for b in range(agent.batch):
         for t in range(agent.unroll):
@@ -71,15 +68,7 @@ def slow_loss(weights, agent, state, trajectory):
     normal = (advantage - advantage.mean()) / advantage.std()
     likeness = np.minimum(np.exp(normal / agent.temperature), agent.largest_weight)
     assert (likeness == agent.largest_weight).any()
-    policy = agent._policy(parameters[:-1])
-    log_prob, entropy = policy.log_prob(draw), agent._entropy(policy, draw)
-    loss = 0.0
-    for row, weight, target in zip(rows, likeness, targets, strict=True):
-        error = 0.5 * jnp.square(values[row] - target)
-        loss += (
-            agent.value_cost * error - weight * log_prob[row] - agent.entropy_cost * entropy[row]
-        )
-    return loss / len(rows)
+    return tuple(np.array(rows).T), np.float32(likeness), np.float32(targets)
 
 
 @pytest.mark.quick("discrete")
@@ -87,8 +76,24 @@ def slow_loss(weights, agent, state, trajectory):
 def test_the_gradient_is_that_of_the_paper_s_losses_written_row_by_row(action):
     agent, state, trajectory = case(action)
     grads, output = gradients(agent, state, trajectory)
+    draw = trajectory.extras.draw
+
+    def evaluate(weights):
+        params = state.params._replace(weights=weights)
+        return agent._evaluate(params, trajectory.timesteps, (), ())
+
+    fixed = np.asarray(jax.jit(evaluate)(state.params.weights)[1], np.float64)
+    rows, likeness, target = slow_targets(agent, fixed, trajectory.timesteps)
+
+    def loss(weights):
+        parameters, values, _ = evaluate(weights)
+        policy = agent._policy(parameters[:-1])
+        log_prob, entropy = policy.log_prob(draw), agent._entropy(policy, draw)
+        of_values = agent.value_cost * 0.5 * jnp.square(values[rows] - target)
+        return (of_values - likeness * log_prob[rows] - agent.entropy_cost * entropy[rows]).mean()
+
     with jax.numpy_rank_promotion("allow"):
-        slow = jax.grad(slow_loss)(state.params.weights, agent, state, trajectory)
+        slow = jax.jit(jax.grad(loss))(state.params.weights)
     same(grads.weights, slow, rtol=2e-3, atol=2e-5)
     assert output.weight == (~trajectory.timesteps.first[1:]).sum()
     assert output.priorities.shape == (agent.batch,)

@@ -91,7 +91,7 @@ def test_list_and_errors_on_a_terminal():
 def test_neither_the_package_nor_list_loads_jax():
     code = (
         "import sys, seedbed, seedbed.cli; assert seedbed.__version__; seedbed.cli.main(['list']);"
-        "assert 'jax' not in sys.modules; seedbed.train; assert 'jax' in sys.modules"
+        "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 

@@ -217,6 +217,7 @@ def test_a_stop_is_no_turn(tmp_path):
     assert (status, said, job.asked()) == (ExitStatus.STOPPED, "", [])
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("answer", [1, 9])
 def test_without_a_scheduler_that_agrees_the_script_is_told_to_try_again(tmp_path, answer):
     status, _, said = Turns(tmp_path, answer).turn(signal.SIGUSR2, 5)
@@ -232,6 +233,7 @@ from seedbed.launch.ranks import Rank
 from seedbed.scheduler import obey_scheduler
 
 obey_scheduler()
+cluster._LOOK_S = 0.05
 rank = Rank(1, 2, 1, 1.0, "5", sys.argv[2])
 sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
 """
@@ -254,7 +256,7 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
     assert process.stderr.readline().startswith("rank 1: waiting for the run")
     process.send_signal(signal.SIGUSR2)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2.5)
+        process.wait(0.5)
     cluster.Job(start, "b", "rank 0 has failed", 1).write(tmp_path)
     wait_for(lambda: process.poll() is not None)
     assert process.returncode == ExitStatus.FAILED

@@ -14,6 +14,8 @@ import pytest
 
 import seedbed
 from seedbed import cli
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import Launcher
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.ppo import Ppo
 from seedbed.config import defaults, env_options, flags
@@ -28,7 +30,8 @@ from seedbed.envs.host.pickled import MAKE
 from seedbed.envs.host.pooled import EnvPoolEnv
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
-from seedbed.types import Box, SeedbedError
+from seedbed.types import Box, Discrete, SeedbedError
+from waiting import wait_for
 
 HERE = "test_env_options"
 
@@ -225,6 +228,24 @@ def test_a_function_an_environment_and_a_class_say_what_to_train() -> None:
         seedbed.train(lambda: gymnasium.make("CartPole-v1"), agent="impala", listen="127.0.0.1:0")
 
 
+def test_actors_make_what_a_function_of_a_script_makes() -> None:
+    """They are other processes, which get the function by value."""
+    factor = 2.0
+    env = with_env_options(
+        registry.configured(lambda reward=1.0: make_cartpole(factor * reward / 2)), {"reward": 2.0}
+    )
+    assert env.make(1, 0).spec.action == Discrete(2)
+    with local_pool(Launcher(env=env, envs_per_group=2, groups=1, seed=0), actors=1) as pool:
+        for first in (True, False):
+            wait_for(lambda: pool.poll(0.1) == [0])
+            timestep = pool.slots[0].timestep
+            assert timestep.first.tolist() == [first] * 2
+            pool.slots[0].action[...] = 0
+            pool.reply(0)
+    assert timestep.reward.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.slow
 def test_a_function_of_a_script_trains_and_its_run_plays(tmp_path: Path) -> None:
     """Actors are other processes, which get the function by value, and so does who plays it later."""
     factor = 2.0
@@ -318,17 +339,9 @@ def test_a_configuration_is_shown_with_where_each_value_comes_from(
 
 
 def test_a_configuration_in_a_file_is_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "cartpole/ppo",
-        "--steps",
-        "640",
-        "--agent.hidden-sizes",
-        "8",
-        "--evaluate-episodes",
-        "2",
-    ]
+    words = ["cartpole/ppo", "--steps", "640", "--agent.hidden-sizes", "8"]
     assert cli.main(["config", "--json", *words]) == 0
     file = tmp_path / "mine.json"
     file.write_text(capsys.readouterr().out)
@@ -338,6 +351,7 @@ def test_a_configuration_in_a_file_is_a_run(
     config = saved_config(RunFolder.read(run))
     assert config.agent.hidden_sizes == (8,) and config.runtime.seed == 3  # type: ignore[attr-defined]
     assert config.name == "cartpole/ppo"
+    assert [(agent.hidden_sizes, runtime) for agent, runtime in trained] == [((8,), config.runtime)]
     data = json.loads(file.read_text())
     assert cli.main(["config", "--config", str(file), "--agent.gamma", "0.5"]) == 0
     told = {line.split()[0]: line.split()[2:] for line in capsys.readouterr().out.splitlines()}

@@ -114,12 +114,14 @@ def test_the_step_after_an_end_opens_a_new_episode(seed):
 def test_the_action_of_a_reset_is_ignored():
     env = wrappers.training(Walk())
     reset, step = functions(env)
-    state = reset(jax.random.split(jax.random.key(3), BATCH))
+    state, count = reset(jax.random.split(jax.random.key(3), BATCH)), 0
     for action in actions(env, 3):
         one, other = plain(step(state, action)), plain(step(state, action * jnp.nan))
         opened = (jax.tree.map(lambda x, i=one.timestep.first: x[i], s) for s in (one, other))
         jax.tree.map(np.testing.assert_array_equal, *opened)
+        count += one.timestep.first.sum()
         state = step(state, action)
+    assert count > 20
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -394,6 +396,7 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
     exact = wrappers.with_integrator(wrapped, "xml")
     assert exact.episode_steps == 7 and exact.env.draws == wrapped.env.draws
     assert exact.env.env == dataclasses.replace(POLES, integrator="xml")
+    assert exact.env.env.model is None
     assert wrappers.with_integrator(exact, "euler") == wrapped
 
 

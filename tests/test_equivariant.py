@@ -87,7 +87,7 @@ def test_the_policy_of_a_reflected_observation_is_the_reflected_policy(value_siz
         normalise_observations=True,
         activation="swish",
     )
-    state = agent.init(jax.random.key(1))
+    state = jax.jit(agent.init)(jax.random.key(1))
     rng = np.random.default_rng(2)
     # Statistics and weights of learning are not symmetric by themselves.
     noisy = jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape), state.params.weights)
@@ -104,13 +104,14 @@ def test_the_policy_of_a_reflected_observation_is_the_reflected_policy(value_siz
     }
     other = {name: reflected(x, SPEC.mirror.observation[name]) for name, x in shown.items()}
 
+    @jax.jit
     def run(observation):
         row, none = np.zeros((1, 7), np.float32), np.zeros((1, 7), bool)
         steps = Timestep(observation, row, none, none, none)
         parameters, value, _ = agent._evaluate(params, steps, (), ())
-        return np.asarray(parameters[0]), np.asarray(value[0])
+        return parameters[0], value[0]
 
-    (one, value), (two, same) = run(shown), run(other)
+    (one, value), (two, same) = jax.device_get((run(shown), run(other)))
     mean, scale = np.split(one, 2, axis=-1)
     plain = dataclasses.replace(SWAP, signs=(1, 1, 1, 1))
     wanted = np.concatenate([reflected(mean, SWAP), reflected(scale, plain)], axis=-1)
@@ -123,7 +124,8 @@ def test_the_policy_of_a_reflected_observation_is_the_reflected_policy(value_siz
 def test_hidden_layers_have_half_the_weights():
     def sizes(equivariant: bool) -> dict[str, int]:
         agent = Ppo(SPEC, equivariant=equivariant, hidden_sizes=(16, 16), value_sizes=(2,))
-        torso = agent.init(jax.random.key(0)).params.weights["params"]["Torso_0"]
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        torso = state.params.weights["params"]["Torso_0"]
         (mlp,) = torso.values()
         return {"/".join(map(str, path)): x.size for path, x in jax.tree.leaves_with_path(mlp)}
 

@@ -64,14 +64,15 @@ def played(agent, state, env_ids, episodes):
     params = jax.device_get(state.params)
     flat, unravel = ravel_pytree(params.weights)
     noise = np.asarray(agent._noise(state.params, jnp.asarray(env_ids)))
+    outputs = jax.jit(lambda flat, x: agent._policy().apply(unravel(flat), x[None])[0])
     returns, seen = [], []
     for one, length in zip(noise, episodes, strict=True):
-        weights, total = unravel(flat + agent.noise * one), 0.0
+        weights, total = np.asarray(flat + agent.noise * one), 0.0
         for t in range(min(length, 7)):
             observation = np.array([t, length], np.float32)
             seen.append(observation)
             x = (observation - params.seen.mean) / np.sqrt(np.maximum(params.seen.variance, 1e-4))
-            output = agent._policy().apply(weights, np.clip(x, -5, 5)[None])[0]
+            output = outputs(weights, np.clip(x, -5, 5))
             total += t + 1 - np.square(np.clip(output[0], -1, 1) - 0.5)
         returns.append(total)
     return np.array(returns), np.array(seen), noise
@@ -111,12 +112,16 @@ def test_a_generation_is_whole_episodes_and_the_paper_s_step(agent):
         if isinstance(agent, Ars):
             np.testing.assert_allclose(moved, agent.learning_rate * step, rtol=2e-3, atol=1e-6)
         else:
-            # Adam's first step has the size of the rate in each direction.
-            step = step - agent.weight_decay * ravel_pytree(before.params.weights)[0]
-            if int(before.updates) == 0:
-                clear = np.abs(step) > 1e-4
+            # The gradient that Adam got is in the change of its mean.
+            former, mean = (
+                ravel_pytree(each.optimizer_state[1][0].mu)[0] for each in (before, carry.learner)
+            )
+            wanted = agent.weight_decay * ravel_pytree(before.params.weights)[0] - step
+            np.testing.assert_allclose(10 * mean - 9 * former, wanted, rtol=2e-3, atol=1e-5)
+            if int(before.updates) == 0:  # Adam's first step has the size of the rate
+                clear = np.abs(wanted) > 1e-4
                 np.testing.assert_allclose(
-                    moved[clear], agent.learning_rate * np.sign(step[clear]), rtol=1e-2
+                    moved[clear], -agent.learning_rate * np.sign(wanted[clear]), rtol=1e-2
                 )
         # Every observation that was acted on counts once.
         weight = before.params.seen.weight

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import ssl
-import time
 
 import numpy as np
 import psutil
@@ -62,22 +61,18 @@ def attack(one: Net, chance: random.Random) -> None:
     client.socket.close()
 
 
-def fuzz(one: Net, seconds: float, seed: int) -> int:
-    """Attacks for a while; the honest host goes on, and the ingest process does not grow."""
-    chance, attacks = random.Random(seed), 0
-    ingest = psutil.Process(one.pool.pids()[0])
-    until, size = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
+def fuzz(one: Net, attacks: int, seed: int) -> None:
+    """Attacks; the honest host goes on, and the ingest process does not grow after the first 20."""
+    chance, ingest, size = random.Random(seed), psutil.Process(one.pool.pids()[0]), 0
+    for count in range(attacks):
         attack(one, chance)
-        attacks += 1
-        if attacks == 20:
+        if count == 19:
             size = ingest.memory_info().rss
     assert one.pool.pids() == [ingest.pid], "the ingest process lives"
     steps = list(one.learner.steps)
     progress(one, range(2), max(steps[:2]) + 20)
     assert ingest.memory_info().rss < size + 10e6, "it does not grow"
     assert ingest.num_fds() < 400
-    return attacks
 
 
 class Patient(Learner):
@@ -104,10 +99,10 @@ def target(tmp_path):
 
 
 def test_broken_messages_do_no_harm(target):
-    assert fuzz(target, 3.0, seed=1) > 20
+    fuzz(target, 40, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_broken_messages_do_no_harm_for_ten_minutes(target):
-    assert fuzz(target, 600.0, seed=random.randrange(1 << 30)) > 1000
+def test_broken_messages_do_no_harm_for_long(target):
+    fuzz(target, 20_000, seed=random.randrange(1 << 30))

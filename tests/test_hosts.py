@@ -254,6 +254,7 @@ def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
             keeper.kill()
 
 
+@pytest.mark.slow
 def test_a_host_without_the_folder_is_sent_what_its_roles_begin_with(machines):
     roles, directory = machines.run / ROLES, Directory(machines.run)
     (roles / JOB).write_text('{"job": 1}')

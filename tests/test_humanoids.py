@@ -154,7 +154,7 @@ def memory_in_mirror(rollout: Rollout, turned: mirrored.Turned, feet: list[int])
     return memory._replace(gait=gait, **servos)
 
 
-@pytest.mark.quick("t1")
+@pytest.mark.slow
 def test_a_step_in_the_mirror_shows_the_image_of_the_step(rollout):
     def memory(turned: mirrored.Turned, feet: list[int]) -> Any:
         return memory_in_mirror(rollout, turned, feet)
@@ -164,7 +164,7 @@ def test_a_step_in_the_mirror_shows_the_image_of_the_step(rollout):
     mirrored.require_image(rollout.task, ours, image.timestep)
 
 
-@pytest.mark.quick("t1")
+@pytest.mark.slow
 def test_observations_are_the_published_ones(rolled):
     ours, _, theirs = rolled
     assert ours.timestep.observation.keys() == theirs["seen"].keys()
@@ -173,7 +173,7 @@ def test_observations_are_the_published_ones(rolled):
         np.testing.assert_array_less(np.abs(ours.timestep.observation[name] - wanted) / scale, 1e-4)
 
 
-@pytest.mark.quick("t1")
+@pytest.mark.slow
 def test_rewards_are_the_published_ones(rolled):
     ours, task, theirs = rolled
     assert theirs["terms"].keys() == {field.name for field in dataclasses.fields(task.scales)}

@@ -217,6 +217,8 @@ def test_a_gate_lets_an_announced_call_pass_but_only_one():
         target=gate.run, args=("minibatch", lambda: order.append("learn")), daemon=True
     )
     learner.start()
+    learner.join(0.1)
+    assert not order
     order.append("act")
     # Acting comes back before the learner has looked.
     gate.withdraw()

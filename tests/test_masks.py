@@ -163,7 +163,7 @@ def test_what_a_forbidden_choice_scores_changes_nothing(name):
     )
 
 
-@pytest.mark.quick("ppo of two sets", "dqn", "r2d2")
+@pytest.mark.quick("ppo of two sets", "dqn")
 @pytest.mark.parametrize("name", AGENTS)
 def test_evaluations_take_no_forbidden_choice_and_greedy_ones_the_best(name):
     agent, spec = AGENTS[name]
@@ -317,9 +317,9 @@ HOST = {
 }
 
 
-@pytest.mark.quick("dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOST)
-def test_no_runtime_of_the_host_forgets_the_mask(name, tmp_path):
+def test_a_run_its_evaluations_and_loaded_policies_keep_to_the_mask(name, tmp_path):
     # A forbidden choice raises: in acting, in evaluation, in a loop of the user's.
     run = tmp_path / "run"
     runtime = CentralConfig(steps=600, actors=1, envs_per_actor=4, evaluate_episodes=4)

@@ -55,14 +55,14 @@ def test_lines_and_events(tmp_path):
     assert tags == {"env_steps", "loss", "zero_d"}
 
 
-def test_no_tensorflow():
+def test_no_tensorflow(tmp_path):
     code = (
-        "import sys, pathlib, tempfile; from seedbed.run.metrics import MetricsLog;"
-        "MetricsLog(pathlib.Path(tempfile.mkdtemp())).write({'a': 1});"
+        "import sys, pathlib; from seedbed.run.metrics import MetricsLog;"
+        "MetricsLog(pathlib.Path(sys.argv[1])).write({'a': 1});"
         "assert not {'tensorflow', 'jax'} & set(sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code, tmp_path], env=environment, check=True)
 
 
 @pytest.mark.parametrize("torn", ['{"env_steps": 3, "x"', '{"env_steps": 3}', "\x00\x00"])

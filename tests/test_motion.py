@@ -280,6 +280,7 @@ def rolled(task: G1Motion) -> tuple[Any, list[dict[str, Any]]]:
     return jax.jit(simd.vectorize(forward))(stacked, np.stack(actions)), found
 
 
+@pytest.mark.slow
 def test_observations_are_those_of_the_formulas(rolled):
     ours, found = rolled
     for name in ("state", "privileged"):
@@ -288,6 +289,7 @@ def test_observations_are_those_of_the_formulas(rolled):
         np.testing.assert_array_less(np.abs(ours.timestep.observation[name] - wanted) / scale, 2e-4)
 
 
+@pytest.mark.slow
 def test_rewards_and_ends_are_those_of_the_formulas(rolled):
     ours, found = rolled
     for name in found[0]["terms"]:

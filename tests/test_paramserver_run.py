@@ -46,7 +46,7 @@ def roles(folder: Path) -> dict[str, int]:
 
 def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
     view = View()
-    summary = train(tmp_path / "run", view)
+    summary = train(tmp_path / "run", view, most_lag=10**6)
     assert summary["env_steps"] >= 3000
     # Each learner may go on to the end of its groups' steps.
     assert summary["env_steps"] < 3000 + 2 * 2 * 2
@@ -56,10 +56,8 @@ def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
     # An item is drawn half a time on average, those up to min_size not at all.
     updates = (len(items) - AGENT.min_size) * AGENT.ratio / AGENT.batch
     assert abs(summary["learner_steps"] - updates) <= 1
-    pushes = {name: summary[f"cluster/pushes_{name}"] for name in ("applied", "discarded")}
-    assert pushes["applied"] + pushes["discarded"] == 2 * summary["learner_steps"] or (
-        pushes["discarded"] > 0
-    )
+    assert summary["cluster/pushes_applied"] == 2 * summary["learner_steps"]
+    assert summary["cluster/pushes_discarded"] == 0
     assert not summary["interrupted"] and summary["cluster/restarts"] == 0
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == summary["env_steps"]
     assert all(gone(pid) for pid in roles(tmp_path / "run").values())

@@ -87,6 +87,7 @@ def test_a_kernels_step_is_mujocos():
     assert found["solver_error"].max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", range(4))
 def test_each_is_felt(row):
     """Without an equality, some state along the rollouts would go on elsewhere."""

@@ -130,13 +130,13 @@ def _outer(quat: np.ndarray) -> np.ndarray:
     return quat[..., :, None] * quat[..., None, :]
 
 
-@pytest.mark.quick("hopper", "reacher", "swimmer")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", oracle.MODELS)
 def test_stages_in_double(name):
     compare(oracle.path(name), np.float64, 1e-11)
 
 
-@pytest.mark.quick("hopper", "inverted_double_pendulum")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", oracle.MODELS)
 def test_stages_in_single(name):
     compare(oracle.path(name), np.float32, 2e-5)

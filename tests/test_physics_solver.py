@@ -132,16 +132,16 @@ def check(
     return ours
 
 
-@pytest.mark.quick("hopper-*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count", "float32"),
     [
         ("ant", 120, 2e-5),
         ("half_cheetah", 120, 1e-4),
         ("hopper", 120, 1e-4),
-        pytest.param("walker2d_v5", 120, 1e-4, marks=pytest.mark.slow),
+        ("walker2d_v5", 120, 1e-4),
         ("pusher_v5", 80, 1e-4),
-        pytest.param("humanoid", 50, 2e-5, marks=pytest.mark.slow),
+        ("humanoid", 50, 2e-5),
     ],
 )
 def test_accelerations_are_mujocos(name, count, float32):

@@ -72,13 +72,11 @@ def stepped(model: physics.Model, cases: oracle.Cases, dtype: Any) -> physics.Da
     return evaluate(jax.vmap(one), *(x.astype(dtype) for x in cases))
 
 
-# Euler everywhere and, where it is the model's own, Runge-Kutta; the humanoids, and their four stages, take
-# longest, and the two are one body.
+# Euler everywhere and, where it is the model's own, Runge-Kutta.
 RUNS = [
-    pytest.param(name, kind, marks=pytest.mark.slow if long else ())
+    (name, kind)
     for name in oracle.MODELS
     for kind in (EULER, RK4)
-    for long in [name == "humanoidstandup" or (name, kind) == ("humanoid", RK4)]
     if kind == EULER or name not in ("half_cheetah", "pusher_v5")
 ]
 
@@ -88,15 +86,8 @@ def count(name: str) -> int:
 
 
 # In single precision the kernels' tests and the tasks' go over the same ground.
-@pytest.mark.quick("hopper-0")
-@pytest.mark.parametrize(
-    ("name", "integrator"),
-    [
-        pytest.param(*run.values, marks=pytest.mark.slow if long else ())
-        for run in RUNS
-        for long in [run.values[0].startswith("humanoid") or run.values[1] == RK4]
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "integrator"), RUNS)
 def test_a_step_in_single(name, integrator):
     source = oracle.path(name)
     given = oracle.cases(source, count(name))
@@ -110,17 +101,7 @@ def test_a_step_in_single(name, integrator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "integrator"),
-    [
-        pytest.param(*run.values, marks=pytest.mark.slow if long else ())
-        for run in RUNS
-        for long in [
-            run.values[0].startswith("humanoid")
-            or (run.values[1] == RK4 and run.values[0] != "ant")
-        ]
-    ],
-)
+@pytest.mark.parametrize(("name", "integrator"), RUNS)
 def test_a_step_in_double_with_all_it_leaves(name, integrator):
     source = oracle.path(name)
     given = oracle.cases(source, count(name))

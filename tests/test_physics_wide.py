@@ -74,6 +74,7 @@ def test_a_step_is_mujocos(integrator):
     assert doubt.max() < 1e-4
 
 
+@pytest.mark.slow
 def test_each_row_is_felt():
     """Of each limit and equality alone, some state along the rollouts would go on elsewhere without it."""
     text = GRIPPER.format(integrator="Euler")

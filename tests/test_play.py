@@ -68,6 +68,7 @@ def player_of(trained, title="puck"):
     return Player(trained.env, policy, title)
 
 
+@pytest.mark.slow
 @needs_fma
 def test_steps_are_bit_for_bit_those_of_the_kernels(trained):
     env, player = trained.env, player_of(trained)

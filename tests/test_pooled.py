@@ -224,6 +224,7 @@ def test_envpool_itself_opens_an_episode_in_the_step_after_an_end(env_id: str) -
     first = np.stack([each.first for each in steps])
     ended = np.stack([each.terminated | each.truncated for each in steps])
     np.testing.assert_array_equal(first[1:], ended[:-1])
-    assert (first[0].all() and first[1:].any()) or env_id in ("Pong-v5", "WalkerWalk-v1", TESTED[4])
+    assert first[0].all()
+    assert first[1:].any() or env_id in ("Pong-v5", "WalkerWalk-v1", TESTED[4])
     if env_id == "Pendulum-v1":
         assert np.stack([each.truncated for each in steps])[200].all()

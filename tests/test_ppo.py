@@ -126,7 +126,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.quick("tanh")
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -483,6 +483,7 @@ def value_at(trainer, observation):
 HALVED = dataclasses.replace(PROBE, gamma=0.5, value_sizes=(32,))
 
 
+@pytest.mark.slow
 def test_probe_delayed_reward_is_discounted():
     trainer = Trainer(HALVED, Delay, updates=120).train()
     assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05

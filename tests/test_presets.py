@@ -13,7 +13,6 @@ from seedbed.config.presets import PRESETS
 from seedbed.config.resolve import resolve_env, train_config
 from seedbed.config.saved import from_json, to_json
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.run import trust
 from seedbed.run.options import CentralConfig
@@ -27,8 +26,6 @@ def test_presets(name):
     first = next(preset for preset in presets.PRESETS if preset.startswith(f"{env}/"))
     assert train_config(env) == train_config(first)
     assert config.name == name
-    assert is_on_device(config.env) or config.env.frame_stack >= 1
-    assert config.agent.experience.batch > 0
     assert presets.description(name).endswith(".")
     assert read_back(config) == config
 

@@ -248,11 +248,13 @@ def test_one_thread_appends_while_another_draws():
     recorder = Recorder(replay, 40)
 
     def insert() -> None:
-        for i in range(3000):
-            recorder.append(i % 2)
-            if i % 700 == 650:
-                recorder.restart(i % 2)
-        done.set()
+        try:
+            for i in range(3000):
+                recorder.append(i % 2)
+                if i % 700 == 650:
+                    recorder.restart(i % 2)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=insert)
     thread.start()

@@ -234,7 +234,7 @@ def test_a_folder_that_was_made_anew_is_anothers(run_folder):
 
 
 TRAINER = """
-import os, signal, sys, time
+import fcntl, os, signal, sys, termios, time
 from pathlib import Path
 import numpy as np
 from seedbed.run.checkpoint import CheckpointWriter
@@ -247,7 +247,9 @@ writer.save(1, np.zeros(3), {})
 writer.wait()
 os.kill(writer.helper_pid, signal.SIGSTOP)
 writer.save(2, np.zeros(3), {})
-time.sleep(0.5)  # the request is in the pipe
+pipe = writer._helper.process.stdin
+while not any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+    time.sleep(0.01)
 print(writer.helper_pid, flush=True)
 time.sleep(600)
 """

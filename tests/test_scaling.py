@@ -15,9 +15,7 @@ from saved import config_of
 from seedbed import cli
 from seedbed.config import resolve, scaling
 from seedbed.config.presets import PRESETS
-from seedbed.fused import train as fused
 from seedbed.fused.program import plan_of
-from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
 
@@ -28,20 +26,6 @@ FUSED = [
     and name.rpartition("/")[2] in scaling.FACTORS["gpu"]
 ]
 DEFAULTS = ["pendulum/ppo", "pendulum/sac", "mountain_car/dqn", "mountain_car/r2d2"]
-
-
-@pytest.fixture
-def trained(monkeypatch, tmp_path):
-    """Replaces training by a fake that records what it was called with, and works in `tmp_path`."""
-    calls = []
-
-    def train(*, env, agent, config, run, view, callback, weights):
-        calls.append((agent, config))
-        return {"interrupted": False, "run": str(run.path)}
-
-    monkeypatch.setattr(fused, "train", train)
-    monkeypatch.chdir(tmp_path)
-    return calls
 
 
 def gradients(config):
@@ -133,10 +117,12 @@ def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkey
         ("gpu", "7.5", False),
         ("gpu", "gfx90a", False),
         ("tpu", None, True),
-        ("cpu", None, host_instructions() is not None),
+        ("cpu", "pairs", True),
+        ("cpu", None, False),
     ],
 )
-def test_devices_that_multiply_bfloat16(platform, capability, fast):
+def test_devices_that_multiply_bfloat16(platform, capability, fast, monkeypatch):
+    monkeypatch.setattr(devices, "host_instructions", lambda: capability)
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     assert devices.multiplies_bfloat16(device) is fast
 

@@ -62,6 +62,7 @@ class Environments:
         self.replay, self.learner = replay, learner
         self.count = [0, 0]
         self.random = np.random.default_rng(seed)
+        self.drawn: dict[tuple[int, int], tuple[float, int, ActingValues]] = {}
 
     def name(self, group: int) -> np.ndarray:
         env = np.arange(ENVS) + ENVS * (group + 2 * self.learner)
@@ -77,9 +78,11 @@ class Environments:
             np.full((1, ENVS), first or self.count[group] == 0),
         )
         values = self.random.normal(size=(2, 1, ENVS)).astype(np.float32)
-        output = ActOutput(
-            np.zeros((1, ENVS), np.int32), ActingValues(*values), ActorState((), ()), 0
-        )
+        action = self.random.integers(0, 2, (1, ENVS)).astype(np.int32)
+        output = ActOutput(action, ActingValues(*values), ActorState((), ()), 0)
+        for i, (env, at) in enumerate(self.name(group).astype(int)):
+            given = timestep.reward[0, i], action[0, i], ActingValues(*values[:, 0, i])
+            self.drawn[env, at] = given
         self.replay.add([group], [0], timestep, output)
         self.count[group] += 1
 
@@ -279,7 +282,12 @@ def test_a_row_has_what_acting_gave(shards):
     observation = batch.timesteps.observation
     np.testing.assert_array_equal(observation[1, :, 0], observation[0, :, 0])
     np.testing.assert_array_equal(observation[1, :, 1], observation[0, :, 1] + 1)
-    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, np.asarray(leaf)), batch)
+    for item, (env, at) in enumerate(observations(batch)):
+        _, action, extras = environments.drawn[env, at]
+        assert batch.timesteps.reward[1, item] == environments.drawn[env, at + 1][0]
+        assert batch.action[0, item] == action
+        assert jax.tree.map(lambda leaf, item=item: leaf[0, item], batch.extras) == extras
+        assert batch.timesteps.first[:, item].tolist() == [at == 0, False]
 
 
 def named_items(run: Shards) -> list[tuple[tuple[int, int], float]]:

@@ -33,6 +33,7 @@ from seedbed.types import Agent, SeedbedError
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(predicting, "_BATCHES", 20)
+    monkeypatch.setattr(predicting, "_EACH", 20)
     monkeypatch.setattr(predicting, "_CHUNKS", 1)
 
 

@@ -94,25 +94,14 @@ def test_a_run_ends_when_an_evaluation_confirms_its_return(tmp_path: Path) -> No
     outcome, reason = ended(tmp_path / "run")
     assert outcome == "finished" and reason.startswith("the return of 60 is reached")
     assert seedbed.load(tmp_path / "run") is not None
-
-
-def test_a_function_of_the_user_ends_a_run_and_it_can_go_on(tmp_path: Path) -> None:
-    lines: list[dict[str, Any]] = []
-
-    def enough(line: dict[str, Any]) -> bool:
-        lines.append(line)
-        return True
-
-    first = seedbed.train(
-        "cartpole/ppo", run=tmp_path / "run", steps=10**9, log_every_s=0.1, callback=enough
-    )
-    assert first["env_steps"] < 10**8 and "evaluation/episode_return_mean" in first
-    assert ended(tmp_path / "run") == ("finished", "on_metrics asked to end the run")
-    more = first["env_steps"] + 20_000
-    again = seedbed.train("cartpole/ppo", run=tmp_path / "run", resume=True, steps=more)
+    # It can go on, with another rule or without one.
+    more = summary["env_steps"] + 20_000
+    options: Any = {"run": tmp_path / "run", "resume": True, "steps": more}
+    again = seedbed.train("cartpole/ppo", until_return=math.inf, **options)
     assert again["env_steps"] >= more and ended(tmp_path / "run") == ("finished", "")
 
 
+@pytest.mark.slow
 def test_time_that_is_over_ends_a_run_at_once(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     assert main(["train", "cartpole/ppo", "--max-minutes", "0", "--run", str(run)]) == 0

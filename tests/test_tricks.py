@@ -113,7 +113,7 @@ def rollout(request: Any, robots: dict[str, str]) -> Rollout:
     return Rollout(kind, task, ours, np.stack(actions), theirs)
 
 
-@pytest.mark.quick("handstand")
+@pytest.mark.slow
 def test_observations_are_the_published_ones(rollout):
     assert rollout.ours.timestep.observation.keys() == rollout.theirs["seen"].keys()
     for name, wanted in rollout.theirs["seen"].items():
@@ -121,7 +121,7 @@ def test_observations_are_the_published_ones(rollout):
         np.testing.assert_array_less(off / np.maximum(1.0, np.abs(wanted).max(axis=0)), 1e-4)
 
 
-@pytest.mark.quick("handstand")
+@pytest.mark.slow
 def test_rewards_are_the_published_ones(rollout):
     ours, theirs = rollout.ours, rollout.theirs
     assert theirs["terms"].keys() == {
@@ -139,7 +139,7 @@ def test_rewards_are_the_published_ones(rollout):
     assert theirs["fallen"].any() == (rollout.kind != "getup") and not theirs["fallen"].all()
 
 
-@pytest.mark.quick("handstand")
+@pytest.mark.slow
 def test_what_is_kept_follows_the_step(rollout):
     """Actions move the joints from where they are, or the targets from where those were."""
     kept, scale = rollout.ours.inner.kept, rollout.task.action_scale

@@ -31,7 +31,7 @@ def write_run(
         host = env.make(1, 0)
         host.close()
         spec, within = stacked_spec(host.spec, env.frame_stack), ""
-    state = bind(config.agent, spec).init(jax.random.key(0))
+    state = jax.jit(bind(config.agent, spec).init)(jax.random.key(0))
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {
         within + jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)

@@ -32,14 +32,8 @@ def swap(command: list[str], **others: str) -> list[str]:
     return [changed.get(word, word) for word in command]
 
 
-@pytest.mark.parametrize(
-    ("delay_s", "loss"),
-    [
-        pytest.param(0.002, 0.0),
-        pytest.param(0.05, 0.02, marks=pytest.mark.slow),
-        pytest.param(0.2, 0.0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("delay_s", "loss"), [(0.002, 0.0), (0.05, 0.02), (0.2, 0.0)])
 def test_the_page_between_two_machines(tmp_path, delay_s, loss):
     learn, join, join_elsewhere = commands()
     learn = swap(learn, pong="counting_environment:make_slow", runspong=f"{RUNS}/pong")
