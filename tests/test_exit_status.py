@@ -86,7 +86,7 @@ from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 
 run = Path({run!r})
-role.ORPHAN_S = 0.5
+role.Role.serve.__defaults__ = (0.5,)  # what it waits for a first coordinator
 
 class Idle:
     def tick(self, now_s):
@@ -130,12 +130,14 @@ def test_roles(tmp_path, make, more, status):
 def test_an_actor_process_whose_learner_has_gone_ends_though_its_environment_is_busy():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     env = registry.to_json(FactoryEnv("counting_environment:make_never", kwargs=(("hang", True),)))
-    job = {"env": env, "num_envs": 1, "seed": 0, "niceness": 0, "actor": 0, "lives": [0]}
-    ours.send(strict_json.dumps(job).encode())
+    launcher = {"env": env, "num_envs": 1, "seed": 0, "niceness": 0, "allow": None}
     process = subprocess.Popen(
         [sys.executable, "-m", "seedbed.actors.actor", "--fd", str(theirs.fileno())],
-        env=ENVIRONMENT, pass_fds=[theirs.fileno()],
+        env=ENVIRONMENT, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()],
     )  # fmt: skip
+    assert process.stdin is not None
+    with process.stdin as job:
+        job.write(strict_json.dumps({**launcher, "actor": 0, "lives": [0]}).encode())
     theirs.close()
     ours.close()
     try:

@@ -84,7 +84,7 @@ def test_the_line_about_the_choice_has_all_rates(monkeypatch):
         (["cartpole/impala", "--listen", "127.0.0.1:0"], "one learner whose actors are all of its"),
         (["cartpole/impala", "--learners", "2"], "one learner whose actors are all of its machine"),
         (["CartPole-v1", "--agent", "ppo"], "Ppo acts, stops and learns: leave --actors out"),
-        (["cartpole/impala", "--envs-per-actor", "3"], "an even number"),
+        (["cartpole/impala", "--envs-per-actor", "3"], "give an even --envs-per-actor"),
     ],
 )
 def test_runs_of_which_a_model_cannot_choose_are_refused_at_once(words, says, tmp_path, capsys):

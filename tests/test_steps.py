@@ -139,6 +139,7 @@ def test_metrics_are_of_the_last_updates_that_were_made():
     program = SimpleNamespace(
         run=lambda carry, done: (carry, next(reports)),
         config=SimpleNamespace(steps=100),
+        members=2,
         group=None,
     )
     episodes = [RecentEpisodes(), RecentEpisodes()]
@@ -231,7 +232,7 @@ def test_other_agents_have_an_actor_for_each_core(monkeypatch):
         (CountingAgent(batch=64), {}, "only 8 environments: lower --agent.batch, or raise --actors"),
         (CountingAgent(batch=4), {"learner_devices": (0, 1, 2)}, "must divide.*--learner-devices"),
         (CountingAgent(), {"inference_devices": (0, 1, 2, 3, 4)}, "4 groups.*--inference-devices"),
-        (CountingAgent(), {"envs_per_actor": 3}, "even number with --envs-per-actor"),
+        (CountingAgent(), {"envs_per_actor": 3}, "give an even --envs-per-actor"),
         (Ppo(batch=20), {}, "2 actors with 4 .*--agent.batch, --actors or --envs-per-actor"),
         (Ppo(batch=4), {}, "2 actors with 4 environments"),
         (Ppo(batch=9, minibatches=3), {"actors": 0, "envs_per_actor": 0}, "environments in 2 groups"),

@@ -184,6 +184,8 @@ class FusedRun:
 
     def _require_finite(self, report: Iteration, before: Progress) -> None:
         """Raises the errors of `advance`, which name the member of a population."""
+        if all(np.all(np.isfinite(x)) for x in report.metrics.values()) and np.all(report.finite):
+            return
         names = self.options.member_names if self.program.members > 1 else ("",)
         for i, name in enumerate(names):
             if not np.ravel(report.finite)[i]:
