@@ -441,6 +441,7 @@ def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
     after.close()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_was_superseded_leaves_everything_to_the_next(machines):
     for _ in range(2):
         machines.start()

@@ -334,6 +334,7 @@ def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
         np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-4 / 1.5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_minibatch_too_far_away_is_left_out():
     agent = dataclasses.replace(SMALL, max_kl=0.01, schedule="constant", epochs=9)
     sizes, state = steps_of(agent, [0.009, 0.011, math.nan, 0.009])

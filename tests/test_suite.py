@@ -115,6 +115,7 @@ def opened(name: str, count: int = 512) -> Any:
     return jax.jit(simd.vectorize(resolve_env(name).reset))(keys)
 
 
+@pytest.mark.slow
 def test_joints_open_anywhere_within_their_range():
     model = resolve_env("dm/walker-walk").physics_model()
     qpos = np.asarray(opened("dm/walker-walk").inner.qpos)

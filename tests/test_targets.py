@@ -131,7 +131,7 @@ class Oracle:
         return np.concatenate(seen), reward, hit
 
 
-@pytest.mark.quick("ur5e", "reacherangle")
+@pytest.mark.quick("reacherangle")
 @tasks
 def test_a_step_is_that_of_mujoco_with_brax_s_observation_and_reward(task):
     (states, actions), oracle = rolled(task), Oracle(task)
@@ -152,7 +152,7 @@ def test_a_step_is_that_of_mujoco_with_brax_s_observation_and_reward(task):
     assert max(wrong) < 1e-4 and max(paid) < 1e-6
 
 
-@pytest.mark.quick("ur5e", "reacherangle")
+@pytest.mark.quick("reacherangle")
 @tasks
 def test_it_touches_and_moves_and_never_terminates(task):
     states, _ = rolled(task)
