@@ -2,7 +2,8 @@
 VENV := .venv
 STAMP := $(VENV)/.seedbed-installed
 BIN := $(VENV)/bin
-WORKERS ?= auto
+# One more than cores: tests wait for other processes a fifth of the time.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 # The first interpreter that runs and is new enough; a name that is found may be a shim without a Python behind it.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)

@@ -251,6 +251,14 @@ def scatters(x, n):
     return modes, outside, y.at[:, n % 4].set(9), lax.fori_loop(0, N, body, (y, jnp.zeros(5, bool)))
 
 
+def mixed_products(x, n):
+    """Products of two types, which JAX converts to that of the result."""
+    which, whole = n > jnp.arange(3), jnp.array([1, 2, 3])
+    fixed = jnp.array([1, 2, 3]) @ jnp.array([0.5, 0.25, 0.1])
+    reached = jnp.stack([which, ~which, which]) @ which
+    return which @ x, x @ which, whole @ x, (n * whole) @ x, fixed, reached
+
+
 def empties(x, n):
     none = x[:0]
 
@@ -343,6 +351,7 @@ PROGRAMS = (
     branches,
     gathers,
     scatters,
+    mixed_products,
     empties,
     masks_in_masks,
     guarded_loops,
@@ -374,6 +383,7 @@ def assert_same(function, *args, tolerance=2e-5):
     "branches",
     "gathers",
     "scatters",
+    "mixed_products",
     "guarded_loops",
     "sparse_rows",
 )

@@ -179,7 +179,8 @@ def bounds(draw, shape, dtype):
 
 
 def products(draw, shape, dtype):
-    other = draw(st.sampled_from([dtype, "float32", "int32", "bool"]))
+    # A bool is a literal 1 or 0, which annihilates what is not finite: `mixed_products` has finite ones.
+    other = draw(st.sampled_from([dtype] if dtype == "bool" else ["float32", "int32"]))
     axes = draw(st.sets(st.integers(0, len(shape) - 1)))
     batch = [k for k in range(len(shape)) if k not in axes and draw(st.booleans())]
     dims = ((sorted(axes), sorted(axes)), (batch, batch))
