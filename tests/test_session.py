@@ -205,7 +205,7 @@ def test_a_run_that_learned_nothing_says_so(run_folder, updates):
     with contextlib.closing(run), Session(run, view) as session:
         session.train(Short(updates))  # type: ignore[arg-type]
     text = (
-        "nothing was learned: replay did not reach min_size within 100 steps: raise --steps, or lower "
-        "--agent.min-size"
+        "nothing was learned: 100 steps are too few for a batch, or for replay's min_size: "
+        "raise --steps, or lower --agent.min-size"
     )
     assert (text in view.messages) == (updates == 0)

@@ -208,8 +208,8 @@ class Session:
         self._end_evaluation(self.interrupted)
         if not (self._runtime.progress().updates or self._reason or self.interrupted()):
             self.view.message(
-                f"nothing was learned: replay did not reach min_size within {self._options.steps:,} steps: "
-                "raise --steps, or lower --agent.min-size"
+                f"nothing was learned: {self._options.steps:,} steps are too few for a batch, or for "
+                "replay's min_size: raise --steps, or lower --agent.min-size"
             )
         failure: Exception | None = None
         judged = last is not None and (last.step, last.updates) == self._judged
