@@ -50,7 +50,8 @@ def physics(run: Path) -> str:
     exact = type(env)()
     ours, theirs = (called(task.physics_model().opt.integrator) for task in (env, exact))
     share: float = config.runtime.euler_share  # type: ignore[union-attr]
-    training = f"Euler for {share:.0%} of the steps, then {ours}" if share else ours
+    whole_run = {0.0: ours, 1.0: "Euler"}
+    training = whole_run.get(share, f"Euler for {share:.0%} of the steps, then {ours}")
     text = f"Integrators: training {training}; evaluation in ours {ours}, in Gymnasium's {theirs}."
     seen, whole = (task.spec.observation.shape[0] for task in (env, exact))
     if seen == whole:

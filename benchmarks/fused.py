@@ -267,7 +267,8 @@ def cold(preset: str, args: argparse.Namespace, folder: Path) -> None:
 def peers(preset: str, args: argparse.Namespace, folder: Path) -> None:
     """Measures training throughput, ours and theirs, turn about."""
     rows: dict[str, list[dict[str, Any]]] = {"seedbed": []}
-    command = train_command(preset, 0, args.overrides)
+    # The peers step the integrator that the file names, from the first step to the last.
+    command = train_command(preset, 0, [*args.overrides, "--euler-share", "0"])
     ratios: dict[str, list[float]] = {}
     for turn in range(ROUNDS):
         run = folder / f"peers-{turn}"

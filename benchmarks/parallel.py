@@ -5,8 +5,9 @@
 
 The first is the figure of Brax's paper (2021): whole steps of a task under random actions, with observation,
 reward and resets, in one program; beside it MuJoCo's C code steps the same model as often, on all cores,
-through `rollout` with the fastest of its solvers, without observation, reward and resets. The second gives
-each device a core: one device runs on one core, two on two, with the same batch; they take turns.
+through `rollout` with the fastest of its solvers, without observation, reward and resets. Each call of it
+begins in states of ours, as without resets its own would lie on the ground before long. The second gives each
+device a core: one device runs on one core, two on two, with the same batch; they take turns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import physics as peers
 from _training import run_training
 from seedbed import simd
 from seedbed.config import resolve
-from seedbed.envs.device.mujoco import MujocoTask
+from seedbed.envs.device.mujoco import MujocoTask, TaskState
 from seedbed.envs.device.wrappers import episode_statistics, training
 from seedbed.machine import cpu_name
 
@@ -38,6 +39,10 @@ TASKS = ("ant", "grasp", "humanoid")
 COUNTS = (1, 8, 64, 512, 4096, 32768, 131072)
 SECONDS = 2.0
 """The least that a measurement takes."""
+THEIRS = 512
+"""MuJoCo's environments."""
+STEPS = 8
+"""MuJoCo's steps in a call: the first has no warm start, and a fall that would end ours remains short."""
 
 
 def paced(call: Any, steps: int) -> float:
@@ -49,8 +54,8 @@ def paced(call: Any, steps: int) -> float:
     return calls * steps / took
 
 
-def ours(env: MujocoTask, count: int) -> tuple[Any, int]:
-    """Returns a call that steps `count` environments, and how many steps that makes."""
+def ours(env: MujocoTask, count: int) -> tuple[Any, int, list[Any]]:
+    """Returns a call that steps `count` environments, how many steps it makes, and a list of their state."""
     task = episode_statistics(training(env))
     low, high = (np.asarray(x) for x in (task.spec.action.low, task.spec.action.high))
     kernel, length = simd.vectorize(task.step), max(1, 4096 // count)
@@ -72,52 +77,60 @@ def ours(env: MujocoTask, count: int) -> tuple[Any, int]:
     # Episodes of random play are at all their moments after this, and it is compiled.
     for _ in range(max(1, 64 // length)):
         call()
-    return call, count * length
+    return call, count * length, held
 
 
-def theirs(env: MujocoTask, count: int) -> tuple[Any, int]:
-    """Returns a call that steps `count` environments with MuJoCo, and how many steps that makes."""
+def bodies(state: Any) -> TaskState:
+    """Returns the physics' part `[B, ...]` of a state of a wrapped task."""
+    (found,) = (
+        x
+        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TaskState))
+        if isinstance(x, TaskState)
+    )
+    return found
+
+
+def theirs(env: MujocoTask, states: TaskState) -> tuple[Any, int]:
+    """Returns a call that steps MuJoCo's environments from such states, and how many steps that makes."""
     model = mujoco.MjModel.from_xml_path(str(env.model_path))
     threads = len(os.sched_getaffinity(0))
     peer, rng = peers.MujocoRollout(model, threads), np.random.default_rng(0)
-    length = max(1, 256 // count)
     low, high = model.actuator_ctrlrange.T
+    data, starts = mujoco.MjData(model), np.empty((THEIRS, mujoco.mj_stateSize(model, peer.spec)))
+    mocap = jax.vmap(env.mocap)(states.kept)
+    for i, row in enumerate(starts):
+        mujoco.mj_resetData(model, data)
+        data.qpos[:], data.qvel[:] = states.qpos[i], states.qvel[i]
+        for name, poses in mocap.items():
+            getattr(data, name)[:] = poses[i]
+        mujoco.mj_getState(model, data, row, peer.spec)
+    ctrl = rng.uniform(low, high, (THEIRS, STEPS, model.nu))
+    held = np.repeat(ctrl, env.frame_skip, axis=1)
 
-    def draw(number: int, steps: int) -> np.ndarray:
-        return rng.uniform(low, high, (number, steps * env.frame_skip, model.nu))
-
-    def run(states: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-        out: Any = peer.rollout.rollout(peer.model, peer.data, states, ctrl)
-        return out[0][:, -1]
+    def call() -> None:
+        peer.rollout.rollout(peer.model, peer.data, starts, held)
 
     times = {}
-    few = peer.start(16 * threads, 0)
     for name, number in peers.SOLVERS.items():
         model.opt.solver = number
         begun = time.perf_counter()
-        run(few, draw(len(few), 20))
+        call()
         times[name] = time.perf_counter() - begun
     model.opt.solver = peers.SOLVERS[min(times, key=lambda name: times[name])]
-    held = [run(peer.start(count, 0), draw(count, 64))]
-    ctrl = draw(count, length)
-
-    def call() -> None:
-        held[0] = run(held[0], ctrl)
-
-    return call, count * length
+    return call, THEIRS * STEPS
 
 
 def measure(name: str, counts: list[int], repeats: int) -> list[dict[str, Any]]:
     """Measures a task with each number of environments."""
     env: Any = resolve.train_config(name).env
-    few: Any = theirs(env, 512)
+    *_, usual = ours(env, THEIRS)
     rows = []
     for count in counts:
-        call, steps = ours(env, count)
+        call, steps, _ = ours(env, count)
         found: dict[str, list[float]] = {"ours": [], "mujoco": []}
         for _ in range(repeats):
             found["ours"].append(paced(call, steps))
-            found["mujoco"].append(paced(*few))
+            found["mujoco"].append(paced(*theirs(env, bodies(usual[0]))))
         row: dict[str, Any] = {"task": name, "envs": count}
         for side, rates in found.items():
             row[side] = {
@@ -128,8 +141,8 @@ def measure(name: str, counts: list[int], repeats: int) -> list[dict[str, Any]]:
         row["ratio"] = row["ours"]["median"] / row["mujoco"]["median"]
         rows.append(row)
         print(
-            f"{name:10}{count:8,} environments: {row['ours']['median']:11,.0f} steps/s, MuJoCo C with 512 "
-            f"{row['mujoco']['median']:9,.0f}: {row['ratio']:.2f} x",
+            f"{name:10}{count:8,} environments: {row['ours']['median']:11,.0f} steps/s, "
+            f"MuJoCo C with {THEIRS}: {row['mujoco']['median']:9,.0f}, {row['ratio']:.2f} x",
             flush=True,
         )
     return rows

@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 
 import learning
+from _judging import physics
 from _training import output
 
 EPISODES, SECONDS = 20, 10.0
@@ -90,7 +91,8 @@ def main() -> None:
             f"| median | {statistics.median(means):.2f} | | | | |",
             f"| worst | {min(means):.2f} | | | | |",
         ]
-        remark = " ".join([REMARK, *filter(None, [args.remark])])
+        trained = physics(args.runs / f"{args.preset.replace('/', '-')}-{args.seeds[0]}")
+        remark = " ".join([REMARK, trained, *filter(None, [args.remark])])
         page = learning.Page(table, remark, commands, learning.head())
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))

@@ -340,5 +340,5 @@ def test_a_clone_that_is_stopped_leaves_nothing(tmp_path, sent):
     wait_for((tmp_path / "clone" / "config.json").exists, process)
     process.send_signal(sent)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted" in said
+    assert process.returncode == 143 and "interrupted" in said
     assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]

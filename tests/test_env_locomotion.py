@@ -437,6 +437,26 @@ def test_a_file_that_was_edited_is_read_again(lift, tmp_path, monkeypatch):
     assert masses == [2, 2, 10, 30]
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "words"),
+    [
+        (Fetch, "target_radius", -1.0, "0 or more"),
+        (Ant, "reset_noise_scale", -0.1, "0 or more"),
+        (Fetch, "target_distances", (17.0, 2.0), "the smaller number first"),
+        (Humanoid, "healthy_z_range", (2.0, 1.0), "the smaller number first"),
+    ],
+)
+def test_sizes_and_ranges_that_cannot_be_are_refused(kind, option, value, words):
+    with pytest.raises(SeedbedError, match=rf"{kind.__name__}.{option} is .*{words}"):
+        kind(**{option: value})
+
+
+@pytest.mark.parametrize("body", [-1, 14])
+def test_a_body_that_ant_lacks_is_refused(body):
+    with pytest.raises(SeedbedError, match=f"main_body is {body}; give 0 to 13"):
+        jax.eval_shape(Ant(main_body=body).reset, jax.random.key(0))
+
+
 @pytest.mark.parametrize("kind", [Ant, Fetch, Go1Joystick])
 @pytest.mark.parametrize(
     ("option", "value", "least"), [("frame_skip", 0, 1), ("episode_steps", -1, 0)]

@@ -23,6 +23,8 @@ from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.defaults import _task as settings_task
+from seedbed.envs.device.changes import normalise_observation
 from seedbed.envs.device.probes import MaskProbe, PrivilegedProbe
 from seedbed.envs.host.gym import FactoryEnv, GymHost
 from seedbed.ops.masks import masked, random_allowed
@@ -428,3 +430,30 @@ def test_agents_without_a_critic_leave_the_privileged_part_out():
             if leaf.ndim == 2
         }
         assert 1 in sizes and 2 not in sizes
+
+
+def test_only_what_networks_are_given_is_judged():
+    """A mask may have any shape, and what is privileged may be a picture for agents that do not see it."""
+    grid = {"pay": VECTOR, ACTION_MASK: ArraySpec((20, 20), "bool")}
+    for agent in (Ppo(), Dqn(), R2d2()):
+        bind(agent, EnvSpec(grid, Discrete(400)))
+    hidden = EnvSpec({"pay": VECTOR, PRIVILEGED: ArraySpec((64, 64), "float32")}, Discrete(2))
+    for agent in (Es(), Dqn()):
+        bind(agent, hidden)
+    cube = EnvSpec({"pay": VECTOR, ACTION_MASK: ArraySpec((36, 36, 1), "bool")}, Discrete(1296))
+    with pytest.raises(SeedbedError, match="torso is nature but the environment shows no images"):
+        bind(Ppo(torso="nature"), cube)
+    assert settings_task("device", cube).observation == "vectors"
+    with pytest.raises(SeedbedError, match="sees vectors"):
+        bind(Es(), EnvSpec(ArraySpec((64, 64, 3), "uint8"), Discrete(2)))
+
+
+def test_normalised_observations_keep_their_mask():
+    bare, task = MaskProbe(), normalise_observation(MaskProbe())
+    states = [jax.jit(env.reset)(KEY) for env in (bare, task)]
+    steps = [jax.jit(env.step) for env in (bare, task)]
+    for _ in range(3):
+        shown = [state.timestep.observation for state in states]
+        assert shown[0].keys() == shown[1].keys()
+        np.testing.assert_array_equal(shown[0][ACTION_MASK], shown[1][ACTION_MASK])
+        states = [step(state, jnp.int32(0)) for step, state in zip(steps, states, strict=True)]

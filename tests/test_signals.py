@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from seedbed.exit_status import ExitStatus
+from seedbed.exit_status import ExitStatus, StoppedEarly
+from seedbed.run.signals import stopping_early
 
 BUSY = """
 import hashlib, sys
@@ -63,3 +66,22 @@ def test_a_script_ends_in_its_own_way():
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors and process.returncode == -signal.SIGINT
+
+
+def test_a_stop_that_python_ignores_comes_again():
+    """Nothing that is raised in a callback of the collector reaches the program."""
+    fresh = [True]
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        if fresh and fresh.pop():
+            signal.raise_signal(signal.SIGTERM)
+
+    hook = sys.unraisablehook
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(StoppedEarly), stopping_early():
+            gc.collect()
+            threading.Event().wait(60)
+    finally:
+        gc.callbacks.remove(callback)
+    assert not fresh and sys.unraisablehook is hook

@@ -73,6 +73,16 @@ def require_fields(options: Any) -> None:
             raise refusal(field.name, value, f"give {_words(hint)}")
 
 
+def require_ranges(options: Any) -> None:
+    """Raises SeedbedError for a pair that falls, in fields named `..._range` or `..._distances`."""
+    for field in dataclasses.fields(options):
+        pair, named = getattr(options, field.name), field.name.endswith(("_range", "_distances"))
+        if named and isinstance(pair, tuple) and len(pair) == 2 and not pair[0] <= pair[1]:
+            raise refusal(
+                f"{type(options).__name__}.{field.name}", pair, "give the smaller number first"
+            )
+
+
 def refusal(name: str, value: Any, remedy: str) -> SeedbedError:
     """Returns the error for a value that cannot be, with its type and the remedy."""
     return SeedbedError(f"{name} is {shown(value)}: {remedy}")

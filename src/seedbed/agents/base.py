@@ -204,7 +204,7 @@ class NetworkAgent(BaseAgent):
                 "choose auto or mlp"
             )
         if self.spec is not None and self.torso == "auto":
-            for leaf in trees.leaves(self.spec.observation):
+            for leaf in trees.leaves(self._shown(self.spec.observation)):
                 auto_torso(leaf.shape)
 
     def _initial_seen(self) -> ObservationStats:
@@ -227,7 +227,8 @@ class NetworkAgent(BaseAgent):
         return reward
 
     def _sees_images(self) -> bool:
-        return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))
+        shown = self._shown(self._env().observation)
+        return any(is_image(leaf.shape) for leaf in trees.leaves(shown))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +275,9 @@ def zeros_of(spec: Tree, *rows: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), spec)
 
 
-def require_vectors(agent: str, spec: EnvSpec) -> None:
-    """Raises SeedbedError if an environment shows an image, for agents whose networks take vectors only."""
-    for leaf in trees.leaves(spec.observation):
+def require_vectors(agent: str, observation: Tree) -> None:
+    """Raises SeedbedError if one of the specs is an image, for agents whose networks take vectors only."""
+    for leaf in trees.leaves(observation):
         if auto_torso(leaf.shape) != "mlp":
             raise SeedbedError(
                 f"{agent} sees vectors but the environment shows an image of shape {leaf.shape}; choose "

@@ -109,7 +109,7 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
         self._require("more than 0", lambda x: x > 0, "noise")
         self._require("sizes of at least 1", lambda x: min(x, default=1) >= 1, "hidden_sizes")
         if self.spec is not None:
-            require_vectors(self._name, self.spec)
+            require_vectors(self._name, self._shown(self.spec.observation))
             if isinstance(self.spec.action, Box):
                 check_bounds(self.spec.action)
 

@@ -116,7 +116,7 @@ class Sac(OffPolicyAgent):
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         if self.spec is not None:
             self._box()
-            require_vectors(self._name, self.spec)
+            require_vectors(self._name, self.spec.observation)
 
     @property
     def experience(self) -> Replay:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from seedbed.run.folder import RunFolder, new_folder
 from seedbed.run.history import RunSegment
 from seedbed.run.options import FusedConfig
 from seedbed.run.runtime import Start
+from seedbed.run.signals import stopping_early
 from seedbed.run.sizes import require_number
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import SeedbedError, UsageError, bind
@@ -68,12 +68,9 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     require_number(config.runtime, "a clone has none yet")
     options = CloningOptions(own.updates, own.batch, own.learning_rate, config.runtime.seed)
     run = request.run or new_folder(f"clone-{config.name}")
-    # Either signal ends the command, and the folder that it has begun is removed.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    # A signal ends the command, and the folder that it has begun is removed.
+    with stopping_early():
         clone(config, own.data, options, run, tell)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     result = evaluate(run, episodes=config.runtime.evaluate_episodes, trust=True)
     tell(
         f"cloned with a mean return of {result['episode_return_mean']:.2f} in "

@@ -40,6 +40,7 @@ from seedbed.config.recipes import (
 )
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.spaces import ACTION_MASK, without
 from seedbed.types import ActionSpec, Box, Environment, EnvSpec, SeedbedError
 
 Maker = Callable[[Any], TrainConfig]
@@ -299,7 +300,8 @@ def task_of(env: HostEnvConfig | Environment) -> Task:
 def _task(environment: str, spec: EnvSpec) -> Task:
     from seedbed.nets.torsos import fits_convolutions
 
-    images = any(fits_convolutions(leaf.shape) for leaf in trees.leaves(spec.observation))
+    seen = without(spec.observation, ACTION_MASK)
+    images = any(fits_convolutions(leaf.shape) for leaf in trees.leaves(seen))
     return Task(environment, "images" if images else "vectors", _action_kind(spec.action))
 
 

@@ -103,7 +103,8 @@ def stopping_signals(tell: Callable[[str], None]) -> Iterator[Interruption]:
 def stopping_early() -> Iterator[None]:
     """Raises StoppedEarly in a block that has nothing to save, at SIGINT, SIGTERM or SIGHUP.
 
-    SIGHUP stays ignored as in `stopping_signals`, and so do all of them outside the main thread.
+    SIGHUP stays ignored as in `stopping_signals`, and so do all of them outside the main thread. Python
+    ignores what is raised in a callback, as of its collector: such a signal comes once more.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -113,10 +114,20 @@ def stopping_early() -> Iterator[None]:
         del number, frame
         raise StoppedEarly
 
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if issubclass(ignored.exc_type, StoppedEarly):
+            # Raised here, it would be ignored again.
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            hook(ignored)
+
+    hook = sys.unraisablehook
     before = {number: signal.signal(number, stop) for number in _stopping()}
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

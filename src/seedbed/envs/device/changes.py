@@ -17,7 +17,7 @@ from seedbed.envs.device.wrappers import (
     unwrapped,
     wrapped,
 )
-from seedbed.spaces import ACTION_MASK, PRIVILEGED, without
+from seedbed.spaces import ACTION_MASK, PRIVILEGED, entry, without
 from seedbed.types import Array, Box, Environment, EnvState, SeedbedError, Tree, action_array
 
 _MOST_DELAY = 32
@@ -49,10 +49,11 @@ def normalise_observation(env: Environment) -> Environment:
     """Shifts and scales observations by their running mean and variance.
 
     As in Gymnasium's NormalizeObservation, each environment has its own statistics, opening observations
-    count, and resets keep the statistics. It is for learners of others: `seedbed.train` refuses it, as its
-    evaluations would begin without statistics. Raises SeedbedError if an observation is not float32.
+    count, and resets keep the statistics; a mask of actions stays as it is. It is for learners of others:
+    `seedbed.train` refuses it, as its evaluations would begin without statistics. Raises SeedbedError if
+    an observation is not float32.
     """
-    for path, leaf in jax.tree.leaves_with_path(env.spec.observation):
+    for path, leaf in jax.tree.leaves_with_path(without(env.spec.observation, ACTION_MASK)):
         if leaf.dtype != "float32":
             raise SeedbedError(
                 f"normalise_observation: observation{jax.tree_util.keystr(path)} of "
@@ -122,7 +123,7 @@ class _NormaliseObservation(Wrapper):
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
         if own is None:
-            observation = child.timestep.observation
+            observation = without(child.timestep.observation, ACTION_MASK)
             zeros, ones = (jax.tree.map(f, observation) for f in (jnp.zeros_like, jnp.ones_like))
             own = (jnp.float32(1e-4), zeros, ones)
         return self._normalised(child, own)
@@ -132,7 +133,8 @@ class _NormaliseObservation(Wrapper):
 
     def _normalised(self, child: EnvState, own: Tree) -> EnvState:
         count, mean, variance = own
-        observation, total = child.timestep.observation, count + 1
+        whole, total = child.timestep.observation, count + 1
+        observation = without(whole, ACTION_MASK)
         mean_now = jax.tree.map(lambda m, x: m + (x - m) / total, mean, observation)
         variance = jax.tree.map(
             lambda v, m, x: (v + jnp.square(x - m) / total) * (count / total),
@@ -143,6 +145,8 @@ class _NormaliseObservation(Wrapper):
         scaled = jax.tree.map(
             lambda x, m, v: (x - m) * jax.lax.rsqrt(v + 1e-8), observation, mean_now, variance
         )
+        if (mask := entry(whole, ACTION_MASK)) is not None:
+            scaled = scaled | {ACTION_MASK: mask}
         timestep = child.timestep._replace(observation=scaled)
         return wrapped(child._replace(timestep=timestep), (total, mean_now, variance))
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.arguments import require_fields
+from seedbed.arguments import require_fields, require_ranges
 from seedbed.envs.device.mjcf_files import Version, mjcf_file
 from seedbed.physics.model import EULER
 from seedbed.spaces import Mirror
@@ -31,6 +31,7 @@ from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 _CLOCK = int(mujoco.mjtSensor.mjSENS_CLOCK)
+_SIZES = ("reset_noise_scale", "target_radius")
 
 
 class TaskState(NamedTuple):
@@ -91,6 +92,8 @@ class MujocoTask(abc.ABC):
         require_fields(self)
         self.require_no_less("frame_skip", least=self.least_frame_skip)
         self.require_no_less("episode_steps")
+        self.require_no_less(*(name for name in _SIZES if hasattr(self, name)))
+        require_ranges(self)
 
     def require_no_less(self, *names: str, least: float = 0) -> None:
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""

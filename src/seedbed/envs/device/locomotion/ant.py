@@ -15,7 +15,7 @@ from seedbed.envs.device.mujoco import (
     normal_noise,
     squares,
 )
-from seedbed.types import Array, Tree
+from seedbed.types import Array, SeedbedError, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,11 @@ class Ant(LocomotionTask):
 
     def keep(self, now: physics.Data, kept: Tree, action: Array | None = None) -> Array:
         """Returns the main body's x in m at the last forward pass."""
-        body = self.body(self.main_body) if isinstance(self.main_body, str) else self.main_body
+        body, count = self.main_body, self.physics_model().nbody
+        if isinstance(body, str):
+            body = self.body(body)
+        elif not 0 <= body < count:
+            raise SeedbedError(f"Ant.main_body is {body}; give 0 to {count - 1}, or a name")
         return now.xpos[body, 0]
 
     def observe(self, now: physics.Data) -> Array:
