@@ -213,6 +213,10 @@ CARTPOLE = forms_of(resolve_env("CartPole-v1"))
         ({"actions": np.zeros(4)}, "actions are float64"),
         ({"observations": np.zeros((4, 3), np.float32)}, "does not fit the environment: .*shape"),
         ({"observations": np.full((4, 4), np.nan, np.float32)}, "not finite"),
+        (
+            {"actions": None, "actions/x": np.zeros(4), "actions/y": np.zeros(4)},
+            "has actions/x, actions/y: only observations have parts; let actions be one array",
+        ),
         ({"actions": np.array([object()] * 4, object)}, "is no npz file of arrays"),
     ],
 )

@@ -117,6 +117,16 @@ def test_the_ssh_script(here):
     require_end([script], ExitStatus.STOPPED)
 
 
+@pytest.mark.parametrize("file", ["slurm.sbatch", "slurm-seeds.sbatch"])
+def test_srun_gets_the_cores_for_a_task_from_the_job(here, monkeypatch, file):
+    here.install("srun", '#!/bin/sh\necho "${SRUN_CPUS_PER_TASK-none}"\n')
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    said = [here.start(["bash", str(EXAMPLES / file)]).communicate(timeout=20)[0]]
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
+    said.append(here.start(["bash", str(EXAMPLES / file)]).communicate(timeout=20)[0])
+    assert said == ["none\n", "16\n"]
+
+
 def test_the_ray_script(here):
     here.install("ray", '#!/bin/sh\necho "$@"\n')
     words = ["http://head:8265", "cartpole/gorila", "/srv/runs/cartpole"]
@@ -131,6 +141,8 @@ def test_the_indexed_job():
     (container,) = job["template"]["spec"]["containers"]
     require_command(container["command"])
     assert {"name": "COMPLETIONS", "value": str(job["completions"])} in container["env"]
+    # What is only requested is no quota, by which actors are counted.
+    assert container["resources"]["limits"] == container["resources"]["requests"]
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["values"] == [ExitStatus.FAILED, ExitStatus.USAGE]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from seedbed import cli
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.launch import cluster
-from seedbed.launch.ranks import Rank, discover
+from seedbed.launch.ranks import Rank, cores_of, discover
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError, UsageError
 from waiting import wait_for
@@ -34,6 +35,7 @@ SLURM = {
         (SLURM, Rank(3, 6, 1, 0.0, "17", "17.0.2")),
         (SLURM | {"SLURM_NODEID": "0", "SLURM_PROCID": "1"}, Rank(1, 6, 3, 0.0, "17", "17.0.2")),
         (SLURM | {"SLURM_CPUS_PER_TASK": "8"}, Rank(3, 6, 1, 8.0, "17", "17.0.2")),
+        (SLURM | {"SLURM_CPUS_ON_NODE": "32"}, Rank(3, 6, 1, 0.0, "17", "17.0.2", 32)),
         (
             SLURM
             | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "2"},
@@ -54,6 +56,21 @@ SLURM = {
 )
 def test_the_rank_of_a_process(environ, rank):
     assert discover(environ, False) == rank
+
+
+@pytest.mark.parametrize(
+    ("given", "together", "usable", "cores"),
+    [
+        (16.0, 16, 1.0, 1.0),  # srun has not taken over what the job has
+        (16.0, 64, 64.0, 16.0),
+        (0.0, 32, 8.0, 8.0),  # SLURM has bound the task
+        (0.0, 32, 32.0, 8.0),
+        (0.0, 4, 32.0, 8.0),  # it binds no tasks, and the job has less than the machine
+        (0.0, 0, 8.0, 2.0),  # torchrun in a container, whose quota is that of all
+    ],
+)
+def test_the_cores_of_a_rank(given, together, usable, cores):
+    assert cores_of(Rank(0, 4, 4, given, "", "", together), usable) == cores
 
 
 @pytest.mark.parametrize(
@@ -137,10 +154,14 @@ class Turns:
 
     def __init__(self, folder: Path, answer: int) -> None:
         self.run, self._asked = folder / "run", folder / "asked"
+        self.meanwhile = folder / "meanwhile"  # what hosts are told while SLURM is asked
         bin_ = folder / "bin"
         bin_.mkdir()
         script = bin_ / "scontrol"
-        script.write_text(f'#!/bin/sh\necho "$@" >> {self._asked}\necho no >&2\nexit {answer}\n')
+        script.write_text(
+            f'#!/bin/sh\necho "$@" >> {self._asked}\ncp {self.run}/listen/job.json {self.meanwhile}\n'
+            f"echo no >&2\nexit {answer}\n"
+        )
         script.chmod(0o755)
         self._path = f"{bin_}:{os.environ['PATH']}" if answer < 9 else str(bin_ / "none")
         self.run.mkdir()
@@ -220,9 +241,13 @@ def test_a_stop_is_no_turn(tmp_path):
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("answer", [1, 9])
 def test_without_a_scheduler_that_agrees_the_script_is_told_to_try_again(tmp_path, answer):
-    status, _, said = Turns(tmp_path, answer).turn(signal.SIGUSR2, 5)
+    job = Turns(tmp_path, answer)
+    status, _, said = job.turn(signal.SIGUSR2, 5)
     assert status == ExitStatus.TRY_AGAIN and "status 75 tells the script to" in said
     assert ("scontrol requeue 5: no" in said) == (answer == 1)
+    if answer == 1:
+        # A host that ends meanwhile ends with this, and srun returns the greatest status of all ranks.
+        assert json.loads(job.meanwhile.read_text())["status"] == ExitStatus.TRY_AGAIN
 
 
 HOST = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -245,22 +246,52 @@ def wrote(job: command._Job, *evaluations: tuple[int, float]) -> None:
 
 
 def test_trials_that_fall_behind_are_given_up_at_the_same_evaluation(tmp_path, monkeypatch):
-    study = Study(tmp_path, CONFIG, SPACE)
+    often = dataclasses.replace(CONFIG.runtime, evaluate_every=1000)
+    study = Study(tmp_path, dataclasses.replace(CONFIG, runtime=often), SPACE)
     for number in range(6):
         job = job_of(study, monkeypatch, Process(0))
         # Trials evaluate at slightly different steps, and two lines may come at once.
         wrote(job, (1000 + number, 50.0), (2010 + number, 90.0 + number))
-        command._look(study, job, 1000)
+        command._look(study, job)
         assert not job.asked and command._end(study, job)
     slow = job_of(study, monkeypatch, process := Process())
     wrote(slow, (1020, 3.0))
-    command._look(study, slow, 1000)
-    command._look(study, slow, 1000)
+    command._look(study, slow)
+    command._look(study, slow)
     assert process.sent == [signal.SIGTERM] and slow.pruned
     process.returncode = 143
     assert command._end(study, slow)
     states = [record.state.name for record in study.trials()]
     assert states == ["COMPLETE"] * 6 + ["PRUNED"]
+
+
+def test_trials_may_have_one_evaluation_at_the_end(tmp_path, monkeypatch):
+    study = Study(tmp_path, CONFIG, SPACE)
+    assert study.config.runtime.evaluate_every == 0
+    job = job_of(study, monkeypatch, Process(0))
+    wrote(job, (CONFIG.runtime.steps + 7, 50.0))
+    command._look(study, job)
+    assert study.trials()[0].intermediate_values == {1: 50.0}
+
+
+def options(*words: str) -> command.Options:
+    parser = argparse.ArgumentParser()
+    command.declare(parser)
+    return command.options_of(*parser.parse_known_args(["--space", "F", *words]))
+
+
+def test_a_search_is_the_same_one_with_other_cores(tmp_path, monkeypatch):
+    actors = []
+    for cores in (8.0, 4.0):
+        monkeypatch.setattr("seedbed.run.options.usable_cores", lambda cores=cores: cores)
+        found = options("cartpole/impala")
+        actors.append(found.config.runtime.actors)  # type: ignore[attr-defined]
+        Study(tmp_path, found.config, SPACE, found.plain)
+    assert actors == [8, 4]
+    for other in (["--actors", "8"], ["--from", str(tmp_path)]):
+        found = options("cartpole/impala", *other)
+        with pytest.raises(SeedbedError, match="has a search of another config: give"):
+            Study(tmp_path, found.config, SPACE, found.plain)
 
 
 @pytest.mark.parametrize("status", [143, 130, 75, -signal.SIGTERM])
@@ -288,7 +319,7 @@ def test_a_trial_that_was_over_when_its_search_was_killed_keeps_its_score(tmp_pa
     again = job_of(study, monkeypatch, Process(0))
     assert again.trial.number == job.trial.number
     wrote(again, (900, 8.0))
-    command._look(study, again, 100)
+    command._look(study, again)
     assert command._end(study, again)
     assert [record.value for record in study.trials("COMPLETE")] == [8.0]
 

@@ -74,6 +74,10 @@ def _require_rows(found: Mapping[str, Any], name: str) -> None:
     if missing:
         has = ", ".join(sorted(found))
         raise SeedbedError(f"{name} lacks {', '.join(sorted(missing))}; it has {has}")
+    if parts := [key for key in sorted(found) if "/" in key and _part(key) in _PARTS[1:]]:
+        raise SeedbedError(
+            f"{name} has {', '.join(parts)}: only observations have parts; let {_part(parts[0])} be one array"
+        )
     shapes = {key: np.shape(found[key]) for key in sorted(found) if _part(key) in _PARTS}
     counts = {shape[:1] for shape in shapes.values()}
     if len(counts) > 1 or counts & {(), (0,)}:

@@ -297,8 +297,9 @@ def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> tuple[str, int
         return "the job was queued again too often", ExitStatus.FAILED
     # What SLURM sends to the job that it queues again is expected, and it may kill this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    how = "the job is queued again"
-    job._replace(ended=how, status=int(ExitStatus.STOPPED)).write(run)
+    # Ranks that look meanwhile end with this. `srun` returns the greatest status, which the script must know.
+    again = "the job is to be started again", ExitStatus.TRY_AGAIN
+    job._replace(ended=again[0], status=int(again[1])).write(run)
     number = os.environ.get("SLURM_JOB_ID", "")
     scontrol = shutil.which("scontrol")
     if number and scontrol is not None:
@@ -307,10 +308,10 @@ def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> tuple[str, int
         )
         if asked.returncode == 0:
             tell(f"job {number} is queued again; it goes on from step {max(0, job.step):,}")
-            return how, ExitStatus.STOPPED
+            return "the job is queued again", ExitStatus.STOPPED
         tell(f"scontrol requeue {number}: {asked.stderr.strip() or asked.stdout.strip()}")
     tell(f"start the job again: status {int(ExitStatus.TRY_AGAIN)} tells the script to")
-    return "the job is to be started again", ExitStatus.TRY_AGAIN
+    return again
 
 
 def host(
@@ -327,7 +328,7 @@ def host(
     """
     stop, ended = StopSignals(), list[Job]()
     threading.Thread(target=_watch, args=(rank, run, Job.read(run), ended), daemon=True).start()
-    cores = rank.cores or usable_cores() / rank.beside
+    cores = ranks.cores_of(rank, usable_cores())
     options = joining.Options(str(run), cores, trusted, _PATIENCE_S, allow=allow)
     until_s, how = time.monotonic() + _SETTLE_S, None
     while not stop():

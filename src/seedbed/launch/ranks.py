@@ -26,11 +26,21 @@ class Rank(NamedTuple):
     number: int  # from 0 on; 0 coordinates
     of: int  # how many there are
     beside: int  # how many of them are on this machine
-    cores: float  # that this process may use; 0 is a fair share of what the machine has
+    cores: float  # that the launcher has given this process; 0 if it says nothing of them
     job: str  # a name for the job, the same after it was requeued; "" if there is none
     start: (
         str  # what tells this start of the job from others; "" if the launcher says nothing of it
     )
+    together: int = 0  # cores of all that are on this machine; 0 if the launcher binds none
+
+
+def cores_of(rank: Rank, usable: float) -> float:
+    """Returns how many cores a rank may use; its affinity and quota allow it `usable` ones."""
+    if rank.cores:
+        # SLURM may tell a task what its job has asked for, and bind it to less.
+        return min(rank.cores, usable)
+    # With fewer than all ranks here have, this one is bound to its own; else they share what they see.
+    return usable if usable < rank.together else usable / rank.beside
 
 
 def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
@@ -93,6 +103,7 @@ def _of_slurm(environ: Mapping[str, str]) -> Rank:
         float(environ.get("SLURM_CPUS_PER_TASK", 0)),
         f"{array}_{task}" if array and task else job,
         f"{job}.{environ.get('SLURM_RESTART_COUNT', '0')}.{environ.get('SLURM_STEP_ID', '0')}",
+        _count(environ, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environ else 0,
     )
 
 

@@ -26,7 +26,7 @@ from seedbed import strict_json
 from seedbed.actors.waiting import StopSignals
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError
 from seedbed.files import load_json, write_json
-from seedbed.launch.ranks import Rank
+from seedbed.launch.ranks import Rank, cores_of
 from seedbed.machine import CORES, usable_cores
 from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import list_steps
@@ -345,7 +345,7 @@ class Supervisor:
     def _start(self, number: int, of: int, address: str) -> None:
         rank = self._rank
         member = Member(number, of, rank.number, address, self._interface, os.getpid())
-        cores = rank.cores or usable_cores() / rank.beside
+        cores = cores_of(rank, usable_cores())
         self._child = subprocess.Popen(
             [sys.executable, "-m", "seedbed", *sys.argv[1:]],
             env=os.environ | member.environment() | {CORES: str(cores)},

@@ -61,7 +61,7 @@ class Options(NamedTuple):
     jobs: int
     study: Path
     config: TrainConfig  # what the first trial trains
-    plain: TrainConfig  # the same without what was chosen for a trial's cores and for judging it
+    plain: TrainConfig  # the same without what was chosen, for a trial's cores and for judging it
     trust: bool  # as `seedbed train` has it
 
 
@@ -110,7 +110,8 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     config = dataclasses.replace(config, runtime=runtime)
     name = config.name.replace("/", "-").replace(":", "-") or "study"
     study = own.study or Path("runs") / f"tune-{name}"
-    return Options(own.space, own.trials, jobs, study, config, plain[-1], request.trust)
+    asked = dataclasses.replace(plain[-1], start=config.start)
+    return Options(own.space, own.trials, jobs, study, config, asked, request.trust)
 
 
 def shares(jobs: int) -> list[set[int]]:
@@ -205,7 +206,6 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     require_space(options.config, space)
     study = Study(options.study, options.config, space, options.plain)
     tell(_begin(study))
-    every = options.config.runtime.evaluate_every
     page = options.study / "index.html"
     free, jobs = shares(options.jobs), dict[int, _Job]()
     with stopping_signals(tell) as interruption:
@@ -220,10 +220,10 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
                         break
                     jobs[place] = _Job(trial, cores, options.trust)
                 for place, job in list(jobs.items()):
-                    _look(study, job, every)
+                    _look(study, job)
                     if job.ended():
                         del jobs[place]
-                        _look(study, job, every)
+                        _look(study, job)
                         if _end(study, job):
                             tell(_line(study, job, options.trials))
                             write_page(study, page)
@@ -241,8 +241,10 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     return ExitStatus.FINISHED if study.best() else ExitStatus.FAILED, _best(study, page)
 
 
-def _look(study: Study, job: _Job, every: int) -> None:
+def _look(study: Study, job: _Job) -> None:
     """Reports new evaluations, by their number: trials make them at slightly different steps."""
+    runtime = study.config.runtime
+    every = runtime.evaluate_every or runtime.steps  # 0 is only the one at the end
     for step, score in job.look():
         if study.report(job.trial, round(step / every), score) and not job.asked:
             job.pruned = True

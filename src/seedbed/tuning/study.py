@@ -73,10 +73,11 @@ class Study:
     def __init__(
         self, folder: Path, config: TrainConfig, space: Space, plain: TrainConfig | None = None
     ) -> None:
-        """Opens the study in a folder, or begins one; `plain` is what its commands are told by.
+        """Opens the study in a folder, or begins one.
 
-        Raises SeedbedError if the study there is of another space or configuration, and StorageError if the
-        folder cannot be written.
+        `plain` is the configuration without what was chosen for this machine: by it commands are told and
+        studies compared. Raises SeedbedError if the study there is of another space or configuration, and
+        StorageError if the folder cannot be written.
         """
         self.folder, self.config, self.space = folder, config, space
         self._plain = plain or config
@@ -93,7 +94,9 @@ class Study:
         path = str(folder / JOURNAL)
         # Its other lock needs links, which not all mounts have.
         backend = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
-        searched = json.loads(json.dumps({"space": describe(space), "config": to_json(config)}))
+        searched = json.loads(
+            json.dumps({"space": describe(space), "config": to_json(self._plain)})
+        )
         with self._locked():
             self._study = self._optuna.create_study(
                 storage=self._optuna.storages.JournalStorage(backend),
