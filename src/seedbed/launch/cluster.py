@@ -38,6 +38,7 @@ from seedbed.run.bucket import address_of
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.member import Member
 from seedbed.run.options import CentralConfig
+from seedbed.run.signals import stop_early
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
@@ -247,7 +248,7 @@ def coordinate(
         else Job(rank.start, token)
     )
     job.write(run)
-    signal.signal(signal.SIGTERM, _stop_early)
+    stop_early()
     threading.Thread(target=_await_end, args=(soon, tell), daemon=True).start()
     how, status = "rank 0 has failed", int(ExitStatus.FAILED)
     try:
@@ -270,10 +271,6 @@ def coordinate(
         if now is not None and now.token == token:
             with contextlib.suppress(SeedbedError):
                 job._replace(ended=how, status=int(status)).write(run)
-
-
-def _stop_early(number: int, frame: object) -> None:
-    raise StoppedEarly
 
 
 def _await_end(soon: threading.Event, tell: Callable[[str], None]) -> None:

@@ -103,12 +103,23 @@ def stopping_signals(tell: Callable[[str], None]) -> Iterator[Interruption]:
 def stopping_early() -> Iterator[None]:
     """Raises StoppedEarly in a block that has nothing to save, at SIGINT, SIGTERM or SIGHUP.
 
-    SIGHUP stays ignored as in `stopping_signals`, and so do all of them outside the main thread. Python
-    ignores what is raised in a callback, as of its collector: such a signal comes once more.
+    SIGHUP stays ignored as in `stopping_signals`, and so do all of them outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    restore = stop_early()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def stop_early() -> Callable[[], None]:
+    """Has signals raise StoppedEarly as in `stopping_early`; returns what ends that. For the main thread.
+
+    Python ignores what is raised in a callback, as of its collector: such a signal comes once more.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -121,15 +132,15 @@ def stopping_early() -> Iterator[None]:
         else:
             hook(ignored)
 
-    hook = sys.unraisablehook
-    before = {number: signal.signal(number, stop) for number in _stopping()}
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
+    def restore() -> None:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+    hook = sys.unraisablehook
+    before = {number: signal.signal(number, stop) for number in _stopping()}
+    sys.unraisablehook = again
+    return restore
 
 
 def _stopping() -> list[int]:
