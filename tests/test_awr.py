@@ -16,6 +16,7 @@ from seedbed.agents.awr import Awr
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.probes import DelayProbe, RepeatProbe, TruncationProbe
 from seedbed.fused.program import Program
+from seedbed.ops.keys import normal_rows
 from seedbed.run.options import FusedConfig
 from seedbed.testing.probes import Aim, Match
 from seedbed.testing.trainers import ReplayTrainer
@@ -88,7 +89,10 @@ def test_the_gradient_is_that_of_the_paper_s_losses_written_row_by_row(action):
     def loss(weights):
         parameters, values, _ = evaluate(weights)
         policy = agent._policy(parameters[:-1])
-        log_prob, entropy = policy.log_prob(draw), agent._entropy(policy, draw)
+        own = draw
+        if isinstance(action, Box):
+            own = policy.mean + policy.scale * normal_rows(KEY, policy.mean.shape)
+        log_prob, entropy = policy.log_prob(draw), agent._entropy(policy, own)
         of_values = agent.value_cost * 0.5 * jnp.square(values[rows] - target)
         return (of_values - likeness * log_prob[rows] - agent.entropy_cost * entropy[rows]).mean()
 
@@ -97,6 +101,26 @@ def test_the_gradient_is_that_of_the_paper_s_losses_written_row_by_row(action):
     same(grads.weights, slow, rtol=2e-3, atol=2e-5)
     assert output.weight == (~trajectory.timesteps.first[1:]).sum()
     assert output.priorities.shape == (agent.batch,)
+
+
+def test_the_entropy_is_that_of_the_newest_policy():
+    """What was drawn long ago says nothing about it."""
+    agent, state, trajectory = case(BOX)
+    extras = trajectory.extras._replace(draw=np.asarray(trajectory.extras.draw) + 2.0)
+    found = [
+        gradients(agent, state, each)[1].metrics["entropy"]
+        for each in (trajectory, trajectory._replace(extras=extras))
+    ]
+    parameters, *_ = jax.jit(agent._evaluate)(state.params, trajectory.timesteps, (), ())
+    policy = agent._policy(parameters[:-1])
+    noise = jax.random.normal(KEY, (1000, *policy.mean.shape))
+    with jax.numpy_rank_promotion("allow"):
+        actions = jnp.tanh(policy.mean + policy.scale * noise)
+        density = policy.log_prob(policy.mean + policy.scale * noise)
+        wanted = (-density + jnp.log1p(-jnp.square(actions)).sum(-1)).mean(0)
+    rows = ~np.asarray(trajectory.timesteps.first[1:])
+    assert found[0] == found[1]
+    np.testing.assert_allclose(found[0], np.asarray(wanted)[rows].mean(), atol=0.2)
 
 
 def test_what_is_no_transition_changes_nothing():

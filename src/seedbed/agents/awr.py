@@ -19,6 +19,8 @@ from jax import Array
 from seedbed.agents.actor_critic import ActorCriticAgent
 from seedbed.agents.base import Gradient, OffPolicyAgent, Params, stepped
 from seedbed.ops import losses, returns
+from seedbed.ops.distributions import Normal
+from seedbed.ops.keys import normal_rows
 from seedbed.types import (
     LearnerState,
     Output,
@@ -114,9 +116,10 @@ class Awr(ActorCriticAgent, OffPolicyAgent):
     def gradients(
         self, state: LearnerState, minibatch: Batch, key: Array
     ) -> tuple[Gradient, Output]:
-        """Computes the gradient of the mean loss over the valid rows; the key is unused."""
-        del key
-        weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, state, minibatch)
+        """Computes the gradient of the mean loss over the valid rows; consumes the key."""
+        weights, output = jax.grad(self._loss, has_aux=True)(
+            state.params.weights, state, minibatch, key
+        )
         observation, valid = minibatch.timesteps.observation, minibatch.valid
         return self._gradient(state, weights, observation, minibatch.target, valid), output
 
@@ -133,7 +136,9 @@ class Awr(ActorCriticAgent, OffPolicyAgent):
         state = state._replace(optimizer_state=optimizer_state)
         return self._finish_minibatch(state, weights, grads, output)
 
-    def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
+    def _loss(
+        self, weights: Tree, state: LearnerState, batch: Batch, key: Array
+    ) -> tuple[Array, Output]:
         """Returns the loss of a batch: the paper's equations 9 and 10 as losses, and entropy."""
         core = jax.tree.map(lambda x: x[0], batch.core)
         params = Params(weights, state.params.seen)
@@ -148,7 +153,11 @@ class Awr(ActorCriticAgent, OffPolicyAgent):
         known = jnp.float32(scale.known)
         policy_loss = -mean(known * batch.likeness * policy.log_prob(batch.draw))
         value_loss = mean(known * losses.value_losses(value, target))
-        entropy = mean(self._entropy(policy, batch.draw))
+        draw = batch.draw
+        if isinstance(policy, Normal):
+            # Replayed draws are of older policies, and may be many deviations away from this one's.
+            draw = policy.mean + policy.scale * normal_rows(key, policy.mean.shape)
+        entropy = mean(self._entropy(policy, draw))
         loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
         metrics |= {
             "likeness": mean(batch.likeness),
