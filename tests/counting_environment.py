@@ -73,6 +73,17 @@ def make(**options: Any) -> FaultyEnvironment:
     return FaultyEnvironment(**options)
 
 
+class _Talking(CountingEnvironment):
+    def step(self, action: int) -> Any:
+        print("a step")
+        return super().step(action)
+
+
+def make_talking() -> CountingEnvironment:
+    """Makes one that prints a line in each step."""
+    return _Talking()
+
+
 def make_slow() -> CountingEnvironment:
     """Makes one that leaves the cores to whoever waits for something else."""
     return CountingEnvironment(sleep_s=0.005)

@@ -156,6 +156,11 @@ sys.exit(cli.program())
             2,
             "--learner-devices is an option of another runtime (central)",
         ),
+        (
+            ["train", "pong/dqn", "--paramserver.actors", "2"],
+            2,
+            "--paramserver.actors is an option of another runtime (paramserver)",
+        ),
         (["train", "pong", "--runtime", "gorila"], 1, "no runtime 'gorila'; did you mean"),
         (["train", "ant", "--runtime", "central"], 1, "it trains with --runtime fused"),
         (["train", "pong", "--runtime", "fused"], 1, "it trains with --runtime central or"),
@@ -165,7 +170,8 @@ sys.exit(cli.program())
         (["train", "CartPole-v1", "--env.id", "x"], 2, "CartPole-v1 takes no option 'id'"),
         (["train", "CartPole-v1", "--agent", "sac"], 1, "choose ppo or impala or dqn or r2d2"),
         (["train", "CartPole-v1", "--env.frame-stack", "0", "--run", "r"], 1, "frame_stack is 0"),
-        (["train", "pong", "--steps", "many"], 2, "Error parsing --steps"),
+        (["train", "pong", "--steps", "many"], 2, "--steps: give a whole number, not 'many'"),
+        (["train", "pong", "--max-minutes", "x"], 2, "--max-minutes: give a number, not 'x'"),
         (["train", "pong", "--steps", "2.5e0"], 2, "Error parsing --steps"),
         (["train", "pong", "--steps", "0"], 1, "steps is 0: it must be 1 or more"),
         (["train", "pong", "--run"], 2, "--run needs a value"),
@@ -195,6 +201,26 @@ def test_benchmarks_are_listed_and_not_run(arguments, capsys, monkeypatch):
     names = {path.stem for path in folder.glob("[!_]*.py")}
     assert {line.split()[0] for line in listed if line[:2] == "  " and line[2] != " "} == names
     assert all(len(line) <= 80 for line in listed)
+
+
+WORDS = {
+    "actor": "nosuch --give-up-after 0.01",
+    "host": "nosuch --give-up-after 0.01",
+    "export": "nosuch -o x",
+    "tune": "nosuch --space nosuch",
+    "clone": "nosuch nosuch",
+    "list": "--runs nosuch",
+}
+
+
+def test_every_command_understands_debug(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = set(re.findall(r"^  (\w+)", cli.USAGE, re.MULTILINE)) - {"Trains"}
+    assert commands > WORDS.keys()
+    for command in commands:
+        cli.main([command, *WORDS.get(command, "nosuch").split(), "--debug"])
+        told = capsys.readouterr().err.splitlines()
+        assert not told or "--debug" not in told[-1], command
 
 
 @pytest.mark.parametrize(("debug", "lines"), [([], 1), (["--debug"], 3)])

@@ -28,6 +28,7 @@ from seedbed.config import flags, resolve, settle
 from seedbed.exporting import extra
 from seedbed.launch import joining, key
 from seedbed.plan import command as plan_command
+from seedbed.plan.hosts import read_hosts, require_fit
 from seedbed.play import command as play_command
 from seedbed.run import bucket
 from seedbed.tuning import command as tune_command
@@ -218,6 +219,26 @@ def parsed(words: tuple[str, ...]) -> None:
         assert len(arguments) == 1, words
     else:
         assert name == "list", words
+
+
+def test_the_plans_of_the_page_fit_its_machines(tmp_path):
+    """The machines are those of the page's file, for each command that takes it."""
+    page = ROOT / "docs" / "plan.md"
+    hosts = tmp_path / "hosts.toml"
+    (hosts_block,) = [block for block in blocks(page) if block.language == "toml"]
+    hosts.write_text(hosts_block.code)
+    kinds, planned = read_hosts(hosts), 0
+    for block in blocks(page):
+        for line in block.code.splitlines() if block.language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if "--hosts" in words:
+                parser = cli._Parser(prog="plan")
+                plan_command.declare(parser)
+                given = flags.split_train_arguments(parser.parse_known_args(words[2:])[1])
+                config = resolve.train_config(given.request.what)
+                require_fit(kinds, flags.override(config, given.rest, False).runtime)
+                planned += 1
+    assert planned == 2
 
 
 def commands_of_clusters() -> list[tuple[str, ...]]:

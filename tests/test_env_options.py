@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shlex
@@ -119,8 +120,19 @@ def test_python_names_options_of_agents_and_environments() -> None:
         SeedbedError, match="Ant has no option 'ctrl_cost'; did you mean ctrl_cost_w"
     ):
         seedbed.train("ant", env={"ctrl_cost": 1e-3})
+    with pytest.raises(SeedbedError, match=r"of Ppo: give agent=\{'learning_rate': \.\.\.\}"):
+        seedbed.train("ant", learning_rate=1e-3)
+    with pytest.raises(SeedbedError, match=r"of Ant: give env=\{'ctrl_cost_weight': \.\.\.\}"):
+        seedbed.train("ant", ctrl_cost_weight=1e-3)
+    with pytest.raises(SeedbedError, match="no option 'speed_of_light'; it has steps, seed, "):
+        seedbed.train("ant", speed_of_light=1)
     with pytest.raises(SeedbedError, match="learning_rate is x; give more than 0"):
         seedbed.train("ant", agent={"learning_rate": "x"})
+    whole = {"until_stale": 2e6, "evaluate_every": 5e5}
+    found = settle(Request("ant"), lambda c: with_options(c, whole, {"unroll": 8.0})).config
+    assert vars(found.runtime) | whole == vars(found.runtime)
+    assert {type(getattr(found.runtime, name)) for name in whole} == {int}
+    assert type(found.agent.unroll) is int  # type: ignore[attr-defined]
     wide = settle(Request("ant"), lambda c: with_options(c, {}, {"hidden_sizes": [8, 8]})).config
     assert wide.agent.hidden_sizes == (8, 8)  # type: ignore[attr-defined]
     with pytest.raises(SeedbedError, match="takes no option 'gg'"):
@@ -314,8 +326,12 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "run", Request("cartpole/ppo"), {"seed": 3}, {})
     again = ("--resume", "--run", str(tmp_path / "run"))
     assert configured(*again).runtime.seed == 3
-    with pytest.raises(SeedbedError, match="seed is 5: .* began with, of seed 3; leave out"):
+    with pytest.raises(SeedbedError, match="seed is 5: .* began with, of seed 3; give"):
         configured(*again, "--seed", "5")
+    own = configured(*again)
+    other = dataclasses.replace(own, runtime=dataclasses.replace(own.runtime, seed=5))
+    with pytest.raises(SeedbedError, match="seed is 5: .* of seed 3; give that one"):
+        settle(Request(other, run=tmp_path / "run", resume=True), lambda found: found)
     for options in ({"seed": 1 << 32}, {"seed": (1 << 32) - 2, "seeds": 3}):
         with pytest.raises(SeedbedError, match="seeds are below 4,294,967,296"):
             FusedConfig(**options)
@@ -336,6 +352,20 @@ def test_a_configuration_is_shown_with_where_each_value_comes_from(
     assert "--agent.reward-scale                              0.1          the preset ant/ppo" in (
         capsys.readouterr().out
     )
+
+
+def test_a_run_that_goes_on_is_shown_with_its_own_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    saved(run, Request("cartpole/ppo"), {"steps": 700}, {"gamma": 0.5})
+    for name in ([], ["cartpole/ppo"]):
+        words = [*name, "--resume", "--run", str(run), "--agent.gamma", "0.6", "--log-every-s", "9"]
+        assert cli.main(["config", *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        told = {line.split()[0]: " ".join(line.split()[2:]) for line in lines}
+        assert told["--steps"] == told["--agent.batch"] == "the run"
+        assert told["--agent.gamma"] == told["--log-every-s"] == "this command line"
 
 
 def test_a_configuration_in_a_file_is_a_run(

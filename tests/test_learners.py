@@ -207,12 +207,13 @@ def test_one_process_refuses_to_be_several(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_each_runtime_has_learners_of_its_own():
+def test_each_runtime_has_learners_and_actors_of_its_own():
     central = resolve.train_config("pong/dqn")
     gorila = settle.in_runtime(central, "paramserver")
     assert isinstance(gorila.runtime, ParamServerConfig) and gorila.runtime.learners == 2
     back = settle.in_runtime(gorila, "central")
     assert isinstance(back.runtime, CentralConfig) and back.runtime.learners == 1
+    assert (gorila.runtime.actors, back.runtime.actors) == (1, 0), "one of a learner, open"
 
 
 def test_the_last_of_several_values_counts():

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import os
 import tempfile
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from masked_environment import Masked
 from plan_costs import acting, calibration
-from seedbed import cli
+from seedbed import cli, trees
+from seedbed.actors.slots import Slot, slot_layout
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.settle import Request, settle
 from seedbed.envs.host import versions
-from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.envs.host.gym import FactoryEnv, GymEnv, GymHost
 from seedbed.files import write_json
 from seedbed.paramserver.placement import KINDS
+from seedbed.plan import measuring, playing
 from seedbed.plan import predict as predicting
 from seedbed.plan.acting import Sizes
 from seedbed.plan.calibration import calibrated, key_of, path_of
@@ -38,11 +46,11 @@ from seedbed.plan.engine import (
 )
 from seedbed.plan.fused import Iteration
 from seedbed.plan.hosts import EXAMPLE, HostKind, for_machine, read_hosts, require_fit
-from seedbed.plan.measuring import bench
 from seedbed.plan.predict import Subject, predict
 from seedbed.plan.sharded import Traffic
+from seedbed.plan.stepping import measure, random_actions, steps
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
-from seedbed.types import OnPolicy, Replay, SeedbedError
+from seedbed.types import ArraySpec, Box, EnvSpec, OnPolicy, Replay, SeedbedError
 
 UNROLLS = OnPolicy(20, 32)
 FIXTURE = HealthCheck.function_scoped_fixture
@@ -335,6 +343,20 @@ def test_a_faster_network_is_not_slower(gigabits, learners, shards):
     assert rate(4.0) >= 0.95 * rate(1.0)
 
 
+def test_a_model_of_too_many_events_is_refused(monkeypatch):
+    """It may be cut, but not before each learner has made a quarter of its updates."""
+    whole = predict(paramserver(4, 2), calibration(acting()), [HERE]).updates_per_s
+    monkeypatch.setattr(playing, "_EVENTS", 8_000)
+    monkeypatch.setattr(playing, "_LEAST", 0.01)
+    cut = predict(paramserver(4, 2), calibration(acting()), [HERE]).updates_per_s
+    assert cut != whole and cut == pytest.approx(whole, rel=0.2)
+    monkeypatch.setattr(playing, "_LEAST", 0.9)
+    with pytest.raises(SeedbedError, match="too many events to simulate: plan a part"):
+        predict(paramserver(4, 2), calibration(acting()), [HERE])
+    with pytest.raises(SeedbedError, match="too little is acted for a batch"):
+        playing.Model([HERE], 0.0).play(lambda: 0, 1, lambda: True)
+
+
 def test_predictions_are_repeated():
     first, second = (predict(central(2), calibration(acting()), [HERE]) for _ in range(2))
     assert first == second
@@ -380,6 +402,8 @@ def test_hosts_are_read(tmp_path):
         ('[[hosts]]\nname = "a"\ncores = 2\ncount = 1000000000', "it may be 10000 at most"),
         (f'[[hosts]]\nname = "a"\ncores = 1{"0" * 400}', "cores is too large: it may be 1e.06"),
         ('[[hosts]]\nname = ""\ncores = 2', "name is '': give a word"),
+        ('[[hosts]]\nname = "a"\ncores = 2\nlearning = 20', "`learning`, .* add accelerators = 1"),
+        ('[[hosts]]\nname = "a"\ncores = 2\ninference = 2', "`inference`, .* add accelerators"),
         ('[[hosts]]\nname = "a"\ncores = 2\n' * 2, "names 'a' twice"),
     ],
 )
@@ -406,6 +430,7 @@ def test_wrong_hosts_are_refused(tmp_path, text, says):
             "b has `actors`, which the paramserver runtime does not know",
         ),
         (FusedConfig(), [HostKind("a", 2.0, only=("replay",))], "a has `only`"),
+        (FusedConfig(), [HostKind("a", 2.0, accelerators=1, inference=9.0)], "a has `inference`"),
         (ParamServerConfig(), [HostKind("a", 2.0, only=("replay",))], "coordinates takes every"),
     ],
 )
@@ -467,6 +492,8 @@ def test_the_command_refuses_what_it_cannot_plan(kept, tmp_path, capsys):
         (["cartpole/impala", "--hosts", str(tmp_path / "none")], "cannot be read"),
         (["cartpole/impala", "--hosts", "3"], "a plan takes a file with the machines"),
         (["cartpole/impala", "--learners", "2"], "a plan knows one learner"),
+        (["cartpole/impala", "--learner-devices", "0", "1"], "give one with --learner-devices"),
+        (["cartpole/impala", "--inference-devices", "0", "1"], "a plan knows one of each"),
         (["cartpole/impala", "--listen", "127.0.0.1:0"], "listens and has no actors"),
         (
             ["CartPole-v1", "--agent", "dqn", "--runtime", "paramserver", "--replay", "bundled"],
@@ -492,9 +519,50 @@ def test_parts_of_cartpole_are_measured(tmp_path, monkeypatch):
     assert calibrated(config, False, False, told.append) == first and len(told) == 3
 
 
-@pytest.mark.slow
-def test_a_synchronous_batch_is_measured():
+@pytest.mark.parametrize(
+    "agent", [functools.partial(Ppo, epochs=1), pytest.param(Impala, marks=pytest.mark.slow)]
+)
+def test_learning_from_unrolls_is_measured(agent, monkeypatch):
+    """Nobody publishes parameters meanwhile, for which an agent that acts, stops and learns waits."""
+    monkeypatch.setattr(measuring, "GROUPS", 2)
     with tempfile.TemporaryDirectory() as folder:
-        agent = Impala(batch=8, unroll=4)
-        with bench(GymEnv("CartPole-v1"), agent, 4, Path(folder), 0.1) as parts:
-            assert parts.update(parts.batch(), sharded=True)[0].cpu_s > 0
+        tiny = agent(batch=8, unroll=4, hidden_sizes=(8,))
+        with measuring.bench(GymEnv("CartPole-v1"), tiny, 4, Path(folder), 0.02) as parts:
+            assert [call.groups for call in parts.calls()] == [1, 2]
+            assert parts.update(parts.batch(), sharded=agent is Impala)[0].cpu_s > 0
+
+
+class Ranged(gymnasium.Env):
+    """An environment that refuses an action beyond its bounds."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Box(5, 10, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("made", [Masked, lambda: Masked(2), Ranged])
+def test_actions_that_are_measured_are_allowed(made):
+    host, bell = GymHost(made, "made", 3, 0), os.eventfd(0)
+    layout = slot_layout(host.spec, 3)
+    slot = Slot(layout, bytearray(layout.size))
+    slot.publish(trees.leaves(host.reset()))
+    assert len(steps(host, slot, bell, 0.05)) > 5
+    os.close(bell)
+
+
+def test_actions_without_bounds_are_near_the_others():
+    action = Box((3,), (-math.inf, -math.inf, 7.0), (math.inf, -4.0, math.inf))
+    spec = EnvSpec(ArraySpec((1,), "float32"), action)
+    drawn = random_actions(spec, np.zeros((50, 1)), 50, np.random.default_rng(0))
+    assert np.all(drawn >= [-1, -5, 7]) and np.all(drawn <= [1, -4, 8])
+
+
+def test_an_environment_that_prints_is_measured(capfd):
+    env = FactoryEnv("counting_environment:make_talking")
+    assert measure(env, 1, 1, 0.02)[0] > 0
+    assert "a step" in capfd.readouterr().err

@@ -178,12 +178,15 @@ def _config(arguments: list[str]) -> int:
 
     as_json = "--json" in arguments
     given = flags.split_train_arguments([word for word in arguments if word != "--json"])
-    if given.help or (given.request.what is None and given.request.file is None):
-        usage = "usage: seedbed config PRESET_OR_ENV [--json] [OPTIONS of seedbed train]"
-        if not given.help:
-            raise UsageError(f"name what to show first: {usage.partition(': ')[2]}")
-        _print(f"{usage}\n\n{explain.DESCRIPTION}")
+    request, usage = (
+        given.request,
+        "seedbed config PRESET_OR_ENV [--json] [OPTIONS of seedbed train]",
+    )
+    if given.help:
+        _print(f"usage: {usage}\n\n{explain.DESCRIPTION}")
         return ExitStatus.FINISHED
+    if request.what is None and request.file is None and not request.resume:
+        raise UsageError(f"name what to show first: {usage}")
     config, rows = explain.explained(given)
     _print(strict_json.dumps(config, indent=1) if as_json else explain.table(rows))
     return ExitStatus.FINISHED
@@ -319,6 +322,7 @@ def _check(arguments: list[str]) -> int:
         metavar="MODEL.xml",
         help="an MJCF or URDF file, also of the extras robots and dm: dm_control/quadruped.xml",
     )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     given = parser.parse_args(arguments)
     from seedbed.envs.device import packaged
     from seedbed.physics.summary import summary

@@ -23,8 +23,9 @@ def did_you_mean(
 
 
 def require_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises SeedbedError, with the nearest name, for a name that is not an option of `owner`."""
+    """Raises SeedbedError, with a near name or all, for a name that is not an option of `owner`."""
     known = list(known)
     for name in given:
         if name not in known:
-            raise SeedbedError(f"{owner} has no option {name!r}{did_you_mean(name, known)}")
+            hint = did_you_mean(name, known, 1, 0.5, f"it has {', '.join(known)}")
+            raise SeedbedError(f"{owner} has no option {name!r}{hint}")

@@ -62,12 +62,12 @@ def _rows(
     usual, mine, named = _usual(given), "this command line", "a default of this kind of task"
     if config.name in PRESETS:
         named = f"the preset {config.name}"
-    if request.file:
-        named = "the file"
+    if request.file or request.resume:
+        named = "the file" if request.file else "the run"
     for part in ("env", "agent", "runtime"):
         yield Row(part, type(getattr(config, part)).__name__, "")
     stages = [(usual, named), (begun, "the size of this device"), (changed, mine)]
-    if request.file:
+    if usual is None:
         stages = [(begun, named), (changed, mine)]
     options = [(dict(flags.options_of(stage)), source) for stage, source in stages if stage]
     classes = dict(flags.options_of(_plain(config)))
@@ -87,9 +87,9 @@ def _rows(
 
 
 def _usual(given: flags.TrainArguments) -> TrainConfig | None:
-    """Returns the configuration that the name stands for, on a CPU; None if there is a file instead."""
+    """Returns the configuration that the name stands for, on a CPU; None for that of a file or a run."""
     request = given.request
-    if request.file is not None or not isinstance(request.what, str):
+    if request.file is not None or request.resume or not isinstance(request.what, str):
         return None
     config = train_config(request.what, request.agent, request.env)
     return config if request.runtime is None else in_runtime(config, request.runtime)

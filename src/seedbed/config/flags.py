@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -105,7 +105,8 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
     kwargs = dict(getattr(config.env, "kwargs", ()))
     if is_pickled(config.env):
         kwargs = dict(kwargs.get("options", {}))
-    arguments = [_plain_name(token) for token in without_words(arguments, kwargs)]
+    named = (config.runtime.runtime,)
+    arguments = [_plain_name(token, named) for token in without_words(arguments, kwargs)]
     known = dict(_known_options(config))
     arguments = _whole_numbers(arguments, known)
     if not show_help:
@@ -204,16 +205,11 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     """Returns a dataclass whose fields tyro turns into flags, and a function that converts it back."""
     env_kind = _without(type(config.env), _fixed(config.env))
     agent_kind = _without(type(config.agent), BOUND)
-    env_fields = {
-        field.name: getattr(config.env, field.name)
-        for field in dataclasses.fields(config.env)  # type: ignore[arg-type]
-        if field.init
-    }
-    agent_fields = {
-        field.name: getattr(config.agent, field.name)
-        for field in dataclasses.fields(config.agent)  # type: ignore[arg-type]
-        if field.init
-    }
+    parts: tuple[Any, Any] = (config.env, config.agent)
+    env_fields, agent_fields = (
+        {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+        for part in parts
+    )
     fields = [
         (
             "runtime",
@@ -288,7 +284,11 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
-            others = [name for name, each in RUNTIMES.items() if token in dict(_flags("", each()))]
+            others = [
+                name
+                for name, each in RUNTIMES.items()
+                if _plain_name(token, (name,)) in dict(_flags("", each()))
+            ]
             if others:
                 raise UsageError(
                     f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "
@@ -324,12 +324,12 @@ def _split_equals(arguments: Sequence[str]) -> Iterator[str]:
         yield from (name, value) if token.startswith("--") and equals else (token,)
 
 
-def _plain_name(token: str) -> str:
-    """Returns an option as tyro spells it: with dashes, and `--central.steps` without the runtime's name."""
+def _plain_name(token: str, runtimes: Iterable[str] = RUNTIMES) -> str:
+    """Returns an option as tyro spells it: with dashes, and without the name of one of these runtimes."""
     if not token.startswith("--"):
         return token
     prefix, dot, rest = token[2:].partition(".")
-    return "--" + (rest if dot and prefix in RUNTIMES else token[2:]).replace("_", "-")
+    return "--" + (rest if dot and prefix in runtimes else token[2:]).replace("_", "-")
 
 
 def _value_after(option: str, value: str | None) -> str:
@@ -392,4 +392,6 @@ def _one_line(boxed: str) -> str:
         if not text or set(text) <= set("─╰╯"):
             break
         lines.append(text)
-    return " ".join(lines) or "the command line cannot be understood; see --help"
+    text = " ".join(lines) or "the command line cannot be understood; see --help"
+    text = text.replace("invalid literal for int() with base 10:", "give a whole number, not")
+    return text.replace("could not convert string to float:", "give a number, not")

@@ -104,6 +104,16 @@ def require_runtime(run: Path, runtime: str) -> None:
         )
 
 
+def require_seed_of(run: Path, seed: int) -> None:
+    """Raises SeedbedError if the fused run in a folder has begun with another seed."""
+    begun = RunFolder.read(run).read_config().get("fused", {}).get("seed", seed)
+    if seed != begun:
+        raise SeedbedError(
+            f"seed is {seed}: the run goes on with the random numbers that it began with, of seed {begun}; "
+            "give that one, or leave out --seed"
+        )
+
+
 def read_config(file: Path, trust: bool = False) -> TrainConfig:
     """Returns the configuration in a file, such as a run's config.json; `trust` is that of `saved_config`.
 

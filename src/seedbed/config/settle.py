@@ -16,9 +16,16 @@ import gymnasium
 from seedbed.arguments import refusal, require, require_fields
 from seedbed.config import scaling
 from seedbed.config.configuration import RUNTIMES, TrainConfig
-from seedbed.config.env_options import with_env_options
+from seedbed.config.env_options import IDENTITY, with_env_options
 from seedbed.config.resolve import PARTS, train_config
-from seedbed.config.saved import read_config, require_runtime, resumed, saved_start
+from seedbed.config.saved import (
+    ENV_BOUND,
+    read_config,
+    require_runtime,
+    require_seed_of,
+    resumed,
+    saved_start,
+)
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.pickled import is_pickled
@@ -67,12 +74,8 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
         )
     plain, begun = _begun(request)
     config = _fitted(change(begun))
-    seeded = isinstance(config.runtime, FusedConfig) and not isinstance(request.what, TrainConfig)
-    if request.resume and seeded and config.runtime.seed != begun.runtime.seed:
-        raise SeedbedError(
-            f"seed is {config.runtime.seed}: the run goes on with the random numbers that it began with, of "
-            f"seed {begun.runtime.seed}; leave out --seed"
-        )
+    if request.resume and isinstance(config.runtime, FusedConfig):
+        require_seed_of(Path(request.run or ""), config.runtime.seed)
     start = request.start or config.start
     if start is None and request.resume and isinstance(request.what, TrainConfig):
         start = saved_start(Path(request.run or ""))
@@ -151,8 +154,8 @@ def _called(env: Any) -> str:
     return str(getattr(env, dataclasses.fields(env)[0].name))
 
 
-# Options that mean another thing in each runtime that has them.
-_OWN = ("learners",)
+# Options that mean another thing in each runtime that has them, as actors of a machine or of a learner.
+_OWN = ("learners", "actors")
 
 
 def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
@@ -186,20 +189,36 @@ def with_options(
 ) -> TrainConfig:
     """Returns a configuration with other options of the runtime and of the agent, by name.
 
-    Raises SeedbedError, with the nearest name, for an unknown one, and for a value that cannot be.
+    Raises SeedbedError, with the part that has it or the nearest name, for an unknown one, and for a value
+    that cannot be.
     """
-    known = [field.name for field in dataclasses.fields(config.runtime)]
-    require_options(f"the {config.runtime.runtime} runtime", given, known)
-    steps = given.get("steps")
-    if isinstance(steps, float) and steps.is_integer():
-        given = {**given, "steps": int(steps)}  # 2e6, as on the command line
     options: Any = config.agent
-    names = [field.name for field in dataclasses.fields(options) if field.init]
-    require_options(type(options).__name__, agent, [name for name in names if name not in BOUND])
-    learner = dataclasses.replace(options, **{k: plain_tuple(v) for k, v in agent.items()})
+    names = [f.name for f in dataclasses.fields(options) if f.init and f.name not in BOUND]
+    known = [field.name for field in dataclasses.fields(config.runtime)]
+    own = [f.name for f in dataclasses.fields(config.env)]  # type: ignore[arg-type]
+    own = [name for name in own if name not in (*IDENTITY, *ENV_BOUND)]
+    for part, value, fields in (("agent", options, names), ("env", config.env, own)):
+        if found := next((name for name in given if name in fields and name not in known), None):
+            raise SeedbedError(
+                f"{found} is an option of {type(value).__name__}: give {part}={{{found!r}: ...}}"
+            )
+    require_options(f"the {config.runtime.runtime} runtime", given, known)
+    require_options(type(options).__name__, agent, names)
+    lists = {name: plain_tuple(value) for name, value in agent.items()}
+    learner = dataclasses.replace(options, **_whole(options, lists))
     require_fields(learner)
-    runtime = dataclasses.replace(config.runtime, **given)
+    runtime = dataclasses.replace(config.runtime, **_whole(config.runtime, given))
     return dataclasses.replace(config, agent=learner, runtime=runtime)
+
+
+def _whole(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values of options, with an int for a float such as 2e6 where it replaces an int."""
+    return {
+        name: int(value)
+        if type(getattr(options, name)) is int and isinstance(value, float) and value.is_integer()
+        else value
+        for name, value in given.items()
+    }
 
 
 def _fitted(config: TrainConfig) -> TrainConfig:

@@ -60,6 +60,11 @@ def subject_of(config: TrainConfig, kinds: Sequence[HostKind] | None = None) -> 
             f"learners is {runtime.learners}: a plan knows one learner of the central runtime; leave out "
             "--learners"
         )
+    for name in ("inference_devices", "learner_devices"):
+        if len(named := getattr(runtime, name, ())) > 1:
+            raise SeedbedError(
+                f"{name} is {named}: a plan knows one of each; give one with --{name.replace('_', '-')}"
+            )
     if isinstance(runtime, ParamServerConfig) and runtime.replay == "bundled":
         raise SeedbedError(
             "replay is bundled: a plan knows shards that all learners share; leave out --replay"

@@ -99,6 +99,11 @@ class Simulation:
 
         return begin
 
+    @property
+    def idle(self) -> bool:
+        """Whether there are no more events."""
+        return not self._events
+
     def run(self, over: Callable[[], bool], most_events: int) -> bool:
         """Plays events until `over` returns True; returns False if there were too many or no more before."""
         for _ in range(most_events):

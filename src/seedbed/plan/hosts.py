@@ -101,7 +101,14 @@ def _kind(path: Path, number: int, table: Any) -> HostKind:
     values: dict[str, Any] = {}
     for name, value in table.items():
         values[name] = _checked(f"{where}, {name}", name, value)
-    return HostKind(**values)
+    kind = HostKind(**values)
+    for name in ("inference", "learning"):
+        if name in table and not kind.accelerators:
+            raise SeedbedError(
+                f"{where} has `{name}`, which tells how fast its accelerators are, and it has none: add "
+                "accelerators = 1, or leave it out"
+            )
+    return kind
 
 
 _LEAST = {"count": 1, "accelerators": 0, "actors": 0, "latency_ms": 0.0, "price_per_hour": 0.0}
@@ -151,6 +158,7 @@ def require_fit(kinds: Sequence[HostKind], runtime: RuntimeConfig) -> None:
         for field, wanted, used in (
             ("actors", kind.actors, central),
             ("only", kind.only != KINDS, server),
+            ("inference", kind.inference != HostKind.inference, central or server),
         ):
             if wanted and not used:
                 raise SeedbedError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import statistics
 import threading
 import time
@@ -47,7 +48,7 @@ from seedbed.types import (
 )
 
 GROUPS = 8
-"""Groups for which acting is measured, at most."""
+"""Groups for which acting is measured."""
 _FEWEST = 8  # measurements of a part, whatever they take
 _UPDATES = 5  # beside acting, whatever they take
 _FILL_S = 20.0  # seconds for which replay is filled, at most
@@ -197,14 +198,10 @@ class Bench:
     ) -> None:
         """Makes all for groups of `size` environments; `seconds` is what a measurement takes about."""
         experience = on_policy(agent)
-        per_batch = 1 if experience is None else experience.batch // size
-        # What acts, stops and learns has as many groups as divide its batch.
-        synchronous = experience is not None and experience.synchronous
-        groups = max(n for n in range(1, GROUPS + 1) if not synchronous or per_batch % n == 0)
-        self.pool = PlayedPool(env, groups, size)
+        self.pool = PlayedPool(env, GROUPS, size)
         self.agent = bind(agent, stacked_spec(self.pool.spec, env.frame_stack))
         self.device, self._stack, self._seconds = jax.devices()[0], env.frame_stack, seconds
-        spec, every = self.pool.spec, np.arange(self.pool.num_envs).reshape(groups, size)
+        spec, every = self.pool.spec, np.arange(self.pool.num_envs).reshape(GROUPS, size)
         self.state = self.agent.init(jax.random.key(0))
         self.inference = Inference(
             self.agent, spec, self._stack, self.device, every, self.pool.num_envs, jax.random.key(0)
@@ -223,16 +220,17 @@ class Bench:
             sink: Sink = self.feed
         else:
             assert experience is not None
-            self._queue = UnrollQueue(1 << 60, per_batch, 1 << 60, 0, 1 << 60)
+            self._queue = UnrollQueue(1 << 60, experience.batch // size, 1 << 60, 0, 1 << 60)
             output = act_output(self.agent, spec, self._stack, size)
-            sink = UnrollSink(self._queue, experience, spec, self._stack, output, groups)
+            # Acting is measured alone: it must not wait for parameters that nobody publishes.
+            experience = dataclasses.replace(experience, synchronous=False)
+            sink = UnrollSink(self._queue, experience, spec, self._stack, output, GROUPS)
         self.sink = TimedSink(sink)
         self.pool.between = self._between
 
     def _between(self) -> None:
         """Does what other threads do: seals, draws what is owed, and empties the queue."""
         begun_s = time.thread_time()
-        self.sink.renew(range(self.pool.num_groups))
         if self.feed is None:
             self._batch = self._queue.take(0.0) or self._batch
         else:

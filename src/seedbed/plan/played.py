@@ -36,7 +36,9 @@ class PlayedPeer:
         timestep, self.steps = host.reset(), list[list[np.ndarray]]()
         for _ in range(PLAYED):
             self.steps.append([np.array(leaf) for leaf in trees.leaves(timestep)])
-            timestep = host.step(random_actions(host.spec.action, pool.group_size, rng))
+            timestep = host.step(
+                random_actions(host.spec, timestep.observation, pool.group_size, rng)
+            )
         self.spec: EnvSpec = host.spec
         host.close()
         self.groups = range(pool.num_groups)

@@ -10,6 +10,7 @@ from seedbed.plan.hosts import HostKind
 from seedbed.types import SeedbedError
 
 _EVENTS = 3_000_000  # that are played at once, at most
+_LEAST = 0.25  # of the batches, that have to be played
 
 
 class Model:
@@ -58,13 +59,19 @@ class Model:
     def play(self, batches: Callable[[], int], goal: int, turns: Callable[[], bool]) -> float:
         """Plays until there are `goal` more batches, and `turns` returns True; returns the seconds.
 
-        Where that needs too many events, it ends earlier. Raises SeedbedError if there is no batch.
+        If that needs too many events, it ends after `_LEAST` of the batches at the earliest. Raises
+        SeedbedError if those are too many, too, or if nothing goes on any more.
         """
         first, begun = batches(), self.simulation.now
-        self.simulation.run(lambda: batches() >= first + goal and turns(), _EVENTS)
-        if batches() == first:
+        over = self.simulation.run(lambda: batches() >= first + goal and turns(), _EVENTS)
+        if not over and self.simulation.idle:
             raise SeedbedError(
                 "the model makes no update: too little is acted for a batch; give it more actors"
+            )
+        if not over and not (batches() >= first + _LEAST * goal and turns()):
+            raise SeedbedError(
+                "so many machines take too many events to simulate: plan a part of them, such as half as "
+                "many actors, learners and shards"
             )
         return self.simulation.now - begun
 

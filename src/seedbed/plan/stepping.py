@@ -19,24 +19,32 @@ import numpy as np
 
 from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, slot_layout
+from seedbed.envs.choices import random_choices
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv, HostEnvConfig
-from seedbed.streams.supervisor import start_module
-from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
+from seedbed.streams.supervisor import own_output, start_module
+from seedbed.types import Box, EnvSpec, SeedbedError, Tree
 
 _ECHOES = 300
 _WARM_S = 0.2
 
 
-def random_actions(spec: ActionSpec, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns actions `[size, ...]` of environments."""
-    if isinstance(spec, Discrete):
-        return rng.integers(0, spec.n, size).astype(np.int32)
-    if isinstance(spec, MultiDiscrete):
-        return rng.integers(0, spec.nvec, (size, len(spec.nvec))).astype(np.int32)
-    assert isinstance(spec, Box)
-    low, high = (np.clip(np.reshape(x, spec.shape), -1, 1) for x in (spec.low, spec.high))
-    return rng.uniform(low, high, (size, *spec.shape)).astype(np.float32)
+def random_actions(
+    spec: EnvSpec, observation: Tree, size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns actions `[size, ...]` that are allowed after observations `[size, ...]`.
+
+    Numbers without a bound are from -1 to 1, or within 1 of the other bound.
+    """
+    action = spec.action
+    if not isinstance(action, Box):
+        return random_choices(action, observation, size, rng)
+    low, high = (
+        np.reshape(np.array(x, np.float64), action.shape) for x in (action.low, action.high)
+    )
+    least = np.where(np.isfinite(low), low, np.minimum(-1.0, high - 1.0))
+    most = np.where(np.isfinite(high), high, np.maximum(1.0, low + 1.0))
+    return rng.uniform(least, most, (size, *action.shape)).astype(np.float32)
 
 
 def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[float, float]]:
@@ -44,7 +52,7 @@ def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[fl
     rng, size, spent = np.random.default_rng(0), slot.layout.num_envs, list[tuple[float, float]]()
     until = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < until or not spent:
-        slot.action[...] = random_actions(host.spec.action, size, rng)
+        slot.action[...] = random_actions(host.spec, slot.timestep.observation, size, rng)
         begun, used = time.perf_counter(), time.process_time()
         leaves = trees.leaves(host.step(slot.action.copy()))
         assert slot.fits(leaves)
@@ -56,20 +64,20 @@ def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[fl
 
 def main() -> None:
     """Serves the process that has started it."""
-    job = strict_json.loads(sys.stdin.readline())
+    answers, job = own_output(), strict_json.loads(sys.stdin.readline())
     host = registry.from_json(job["env"]).make(job["num_envs"], 0)
     layout = slot_layout(host.spec, job["num_envs"])
     slot, bell = Slot(layout, bytearray(layout.size)), os.eventfd(0)
     slot.publish(trees.leaves(host.reset()))
     steps(host, slot, bell, _WARM_S)
-    print(flush=True)  # noqa: T201
+    print(file=answers, flush=True)
     sys.stdin.readline()
     spent = steps(host, slot, bell, job["seconds"])
     cpu_s, wall_s = (statistics.fmean(column) for column in zip(*spent, strict=True))
-    print(strict_json.dumps({"cpu_s": cpu_s, "wall_s": wall_s}), flush=True)  # noqa: T201
+    print(strict_json.dumps({"cpu_s": cpu_s, "wall_s": wall_s}), file=answers, flush=True)
     host.close()
     for line in sys.stdin:
-        print(line, end="", flush=True)  # noqa: T201
+        print(line, end="", file=answers, flush=True)
 
 
 def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from seedbed import strict_json
 from seedbed.files import load_json, sync, write_json
+from seedbed.streams.supervisor import own_output
 
 LENGTH = struct.Struct("<Q")
 """The format of the length of a request's header: the number of bytes, in 8 bytes, little-endian."""
@@ -264,8 +265,7 @@ def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # training has priority
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the output of libraries must not reach the trainer as answers
+    answers = own_output()
     remove_leftovers(folder)
     while (request := _read_request(sys.stdin.buffer)) is not None:
         try:

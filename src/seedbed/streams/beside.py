@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seedbed.streams.supervisor import start_module
+from seedbed.streams.supervisor import own_output, start_module
 
 _END = "end"
 
@@ -95,8 +94,7 @@ class Parent:
         # Whoever stops a machine signals every process; what is to be done at the end takes longer here.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self._output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._output = own_output()
         self.ending = threading.Event()  # it is time to end
         self.gone = False  # and nobody has said so: the parent was killed
 

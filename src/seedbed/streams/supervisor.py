@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from seedbed.types import SeedbedError
 
@@ -52,6 +52,17 @@ def start_module(
         pass_fds=tuple(pass_fds),
         start_new_session=start_new_session,
     )
+
+
+def own_output() -> TextIO:
+    """Returns what a process answers its parent through: its standard output, which no longer is one.
+
+    What an environment or a library prints goes to stderr from now on, and does not reach the parent as an
+    answer.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
 def same_modules() -> dict[str, str]:

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import simd
+from seedbed.envs.choices import random_choices
 from seedbed.envs.device.wrappers import auto_reset, limited
-from seedbed.ops.masks import masked
 from seedbed.ops.tracing import naming
 from seedbed.run import checking
-from seedbed.spaces import num_choices
 from seedbed.testing.probes import Noise
 from seedbed.testing.trainers import ReplayTrainer, Trainer
 from seedbed.types import (
@@ -26,7 +25,6 @@ from seedbed.types import (
     Agent,
     Array,
     Box,
-    Discrete,
     Environment,
     EnvSpec,
     LearnerState,
@@ -318,12 +316,7 @@ def _random_actions(spec: EnvSpec, rng: np.random.Generator, observation: Tree) 
         middle, half = (low + high) / 2, (high - low) / 2
         drawn = middle + 1.5 * half * rng.uniform(-1, 1, (_ENVS, len(low)))
         return drawn.reshape(_ENVS, *action.shape).astype(np.float32)
-    scores = masked(action, jnp.ones((_ENVS, num_choices(action))), observation)
-    lots = np.where(np.asarray(scores) > 0, rng.random(scores.shape), -1.0)
-    sets = (action.n,) if isinstance(action, Discrete) else action.nvec
-    parts = np.split(lots, np.cumsum(sets)[:-1], axis=-1)
-    chosen = np.stack([part.argmax(-1) for part in parts], -1).astype(np.int32)
-    return chosen[:, 0] if isinstance(action, Discrete) else chosen
+    return random_choices(action, observation, _ENVS, rng)
 
 
 def _require_finite(name: str, t: int, timestep: Timestep, metrics: dict[str, Array]) -> None:
