@@ -224,7 +224,13 @@ class GymHost:
         """Closes every environment, the last first; then raises the failure of the first one that failed."""
         with contextlib.ExitStack() as stack:
             for index, env in enumerate(self._envs):
-                stack.callback(self._guard, index, env.close)
+                stack.callback(self._close, index, env)
+
+    def _close(self, index: int, env: gymnasium.Env) -> None:
+        try:
+            env.close()
+        except Exception as error:
+            raise SeedbedError(f"{self._where(index)}: close {told(error)}") from error
 
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space into arrays in the spec's form, without the privileged part.
