@@ -43,6 +43,16 @@ def is_pickled(env: Any) -> bool:
     return getattr(env, "factory", "") == MAKE
 
 
+def without_code(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an environment's configuration in JSON without the code of a pickled function: its name stays.
+
+    The same class has other bytes in each process.
+    """
+    if env.get("factory") != MAKE:
+        return dict(env)
+    return {**env, "kwargs": {name: x for name, x in env["kwargs"].items() if name != "pickled"}}
+
+
 def function_of(
     name: str, pickled: str, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
