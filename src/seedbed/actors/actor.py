@@ -28,6 +28,7 @@ from seedbed.envs.factories import require_defined
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.envs.host.pickled import called
 from seedbed.exit_status import ExitStatus
 from seedbed.types import SeedbedError, Timestep, Tree
 
@@ -158,7 +159,7 @@ class _Groups:
         if self._layout is not None:
             if host.spec != self._layout.spec:
                 raise SeedbedError(
-                    f"environment {_name(job)!r} has a spec that changes: first "
+                    f"environment {called(job['env'])!r} has a spec that changes: first "
                     f"{self._layout.spec}, then {host.spec}"
                 )
             self._publish(index, host.reset())
@@ -212,14 +213,9 @@ class _Groups:
     def _publish(self, index: int, timestep: Timestep) -> None:
         slot, leaves = self._slots[index], trees.leaves(timestep)
         if not slot.fits(leaves):
-            _refuse(leaves, slot.layout, f"{_name(self._job)!r}, step {slot.step}")
+            _refuse(leaves, slot.layout, f"{called(self._job['env'])!r}, step {slot.step}")
         slot.publish(leaves)
         os.eventfd_write(self._arrived[index], 1)
-
-
-def _name(job: dict[str, Any]) -> str:
-    env = job["env"]
-    return env.get("game") or env.get("id") or env.get("factory") or env["kind"]
 
 
 def _refuse(leaves: list[Any], layout: SlotLayout, name: str) -> None:

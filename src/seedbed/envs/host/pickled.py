@@ -48,9 +48,19 @@ def without_code(env: Mapping[str, Any]) -> dict[str, Any]:
 
     The same class has other bytes in each process.
     """
-    if env.get("factory") != MAKE:
+    kwargs = env.get("kwargs")
+    if env.get("factory") != MAKE or not isinstance(kwargs, dict):
         return dict(env)
-    return {**env, "kwargs": {name: x for name, x in env["kwargs"].items() if name != "pickled"}}
+    return {**env, "kwargs": {name: x for name, x in kwargs.items() if name != "pickled"}}
+
+
+def called(env: Mapping[str, Any]) -> str:
+    """Returns what the environment of a configuration in JSON is called: a game, an id or a function."""
+    kwargs = env.get("kwargs")
+    if env.get("factory") == MAKE and isinstance(kwargs, dict):
+        return str(kwargs.get("name"))
+    names = [env.get(part) for part in ("game", "id", "factory", "class", "kind")]
+    return str(next((name for name in names if name), "environment"))
 
 
 def function_of(
