@@ -19,7 +19,7 @@ def write_tree(folder, step, tree, **options):
         for name, array in arrays.items()
     ]
     header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": leaves}
-    header["claim"] = (1000, "")
+    header["claim"], header["task"] = (1000, ""), 0
     write_checkpoint(folder, {**header, **options}, arrays)
 
 

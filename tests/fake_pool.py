@@ -87,7 +87,7 @@ class Fake:
     def cpu_seconds(self) -> float:
         return self._cpu_seconds
 
-    def leave(self) -> None:
+    def leave(self, patience_s: float = 1.0) -> None:
         """Ends at once anyway."""
 
     def gone(self) -> bool:

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from seedbed.config.defaults import task_of
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.types import SeedbedError
+from seedbed.envs.host.pickled import pickled
+from seedbed.policy import forms_of
+from seedbed.types import Discrete, SeedbedError
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
 DICT = spaces.Dict({"a": spaces.Discrete(3), "b": BOX})
@@ -239,7 +242,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "no environment": (lambda: 3, "returned a int, not a gymnasium.Env: return an instance"),
     "a class": (lambda: Env, "returned a type, not a gymnasium.Env: return an instance"),
     "a maker that raises": (lambda: 1 // 0, "raised ZeroDivisionError: integer division"),
-    "close that raises": (env(close=raises(OSError("gone"))), "raised OSError: gone"),
+    "close that raises": (env(close=raises(OSError("gone"))), "close raised OSError: gone"),
 }
 made: list[Callable[[], Any]] = []
 
@@ -256,6 +259,14 @@ def play(maker: Callable[[], Any]) -> tuple[Any, Any]:
     timesteps = host.reset(), host.step(np.zeros(1, np.int32))
     host.close()
     return timesteps
+
+
+def test_spaces_are_read_although_closing_fails() -> None:
+    made = pickled(env(close=raises(OSError("gone"))), "broken")
+    with pytest.warns(RuntimeWarning, match="step 0: close raised OSError: gone"):
+        assert task_of(made).action == "Discrete"
+    with pytest.warns(RuntimeWarning):
+        assert forms_of(made).spec.action == Discrete(2)
 
 
 def test_every_environment_is_closed_whatever_the_others_raise() -> None:

@@ -18,10 +18,12 @@ import psutil
 import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write, write_tree
+from seedbed.envs.host import pickled
 from seedbed.run import checkpoint, restoring
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
-from seedbed.run.restoring import restore, restore_best
+from seedbed.run.folder import RunFolder
+from seedbed.run.restoring import restore, restore_best, task_number, warn_of_other_task
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -100,7 +102,7 @@ def test_helper_ignores_interrupts_survives_kill_and_ends_when_idle(tmp_path):
     writer.save(4, tree(4.0), {}, score=4.0)
     writer.wait()
     assert list_steps(tmp_path) == [2, 3, 4]
-    assert read_best(tmp_path) == {"step": 2, "score": 5.0}
+    assert read_best(tmp_path) == {"step": 2, "score": 5.0, "task": 0}
     deadline = time.time() + 20
     while writer.helper_pid is not None and time.time() < deadline:
         time.sleep(0.05)
@@ -197,17 +199,35 @@ def test_keeps_the_last_and_the_best(tmp_path):
     ]
 
 
+def test_a_score_of_another_task_is_no_better_one(tmp_path):
+    run, told, numbers = RunFolder.create(tmp_path), list[str](), []
+    for code, reward in (("a", 1), ("b", 1), ("b", 2)):
+        kwargs = {"name": "make", "pickled": code, "options": {"reward": reward}}
+        run.write_config({"env": {"factory": pickled.MAKE, "kwargs": kwargs}})
+        numbers.append(task_number(run))
+        write(run.checkpoints, 1, score=9.0, task=numbers[0])
+        warn_of_other_task(run, told.append)
+    assert numbers[0] == numbers[1] != numbers[2]
+    assert len(told) == 1 and "of step 1, was in an environment with other options" in told[0]
+    write(run.checkpoints, 2, task=numbers[2])
+    assert restore_best(run.checkpoints, TEMPLATE)[0] == 1
+    write(run.checkpoints, 3, score=1.0, task=numbers[2])
+    write(run.checkpoints, 4, score=0.5, task=numbers[2])
+    assert restore_best(run.checkpoints, TEMPLATE)[0] == 3
+    run.close()
+
+
 def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     write(tmp_path, 1, 1.0, score=1.0)
     write(tmp_path, 2, 2.0)
     before = (tmp_path / "000000000002").stat().st_ino
     write(tmp_path, 2, 2.0, score=3.0)
     assert (tmp_path / "000000000002").stat().st_ino == before
-    assert read_best(tmp_path) == {"step": 2, "score": 3.0}
+    assert read_best(tmp_path) == {"step": 2, "score": 3.0, "task": 0}
     damage_flip(tmp_path / "000000000002")
     write(tmp_path, 2, 2.0, score=4.0)
     assert restore_best(tmp_path, TEMPLATE)[0] == 2
-    assert read_best(tmp_path) == {"step": 2, "score": 4.0}
+    assert read_best(tmp_path) == {"step": 2, "score": 4.0, "task": 0}
 
 
 def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

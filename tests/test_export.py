@@ -24,12 +24,15 @@ from exporting import Exported, free_running, record, teacher_forced
 from own_environments import Choosing
 from seedbed import api, cli
 from seedbed.config import configuration, resolve
+from seedbed.envs.host import registry
 from seedbed.envs.host.gym import GymEnv
-from seedbed.exporting import command
+from seedbed.envs.host.pickled import pickled
+from seedbed.exporting import card, command
 from seedbed.exporting.check import TOLERANCE, _random_inputs, compare, open_session
 from seedbed.exporting.graph import Graph
 from seedbed.exporting.translate import MOST_ROUNDS, translate
 from seedbed.run.deployed import Policy
+from seedbed.run.folder import RunFolder
 from seedbed.run.operations import flatten
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 from small_disk import SmallDisk, on_small_disk
@@ -84,6 +87,17 @@ def test_a_folder_has_all_that_a_deployer_needs(run, folder):
     card = (folder / "README.md").read_text()
     assert "seedbed train cartpole/impala --agent.hidden-sizes 8" in card
     assert "this checkpoint was never evaluated" in card
+
+
+def test_code_of_a_script_stays_with_the_run(tmp_path):
+    env = pickled(lambda: None, "Walk")
+    run = RunFolder.create(tmp_path)
+    run.write_config({"env": registry.to_json(env)})
+    run.close()
+    trained: Any = SimpleNamespace(env=env)
+    told = command._environment(tmp_path, trained)
+    assert told["gymnasium"] is None and told["options"]["kwargs"] == {"name": "Walk"}
+    assert card._environment(told) == "`Walk`"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -261,6 +262,35 @@ def test_a_policy_may_get_observations_without_their_mask():
     assert one["observation"].shape == (2,) and two[ACTION_MASK].shape == (5, 3)
     given = {"observation": np.ones(2, np.float32), ACTION_MASK: np.array([0, 1, 1])}
     np.testing.assert_array_equal(host.encode(given)[ACTION_MASK], [0, 1, 1])
+
+
+def test_a_policy_takes_what_a_vector_environment_tells():
+    vector = gymnasium.vector.SyncVectorEnv([Masked] * 3)
+    observation, info = vector.reset(seed=0)
+    assert "_action_mask" in info
+    host = GymHost(Masked, "masked", 1, 0)
+    found = host.encode({"observation": observation, **info})
+    np.testing.assert_array_equal(found[ACTION_MASK], info["action_mask"])
+    np.testing.assert_array_equal(found["observation"], observation)
+    vector.close()
+
+
+def test_masks_of_a_method_are_heeded():
+    class Asked(Masked):
+        def _told(self) -> dict[str, Any]:
+            super()._told()
+            return {}
+
+        def action_masks(self) -> np.ndarray:
+            assert self._t < 7, "nothing is chosen at the end"
+            return np.concatenate(self._masks).astype(bool)
+
+    host = GymHost(lambda: gymnasium.wrappers.TimeLimit(Asked(), 100), "asked", 2, 0)
+    timestep = host.reset()
+    for _ in range(12):
+        mask = timestep.observation[ACTION_MASK]
+        assert mask.shape == (2, 3)
+        timestep = host.step(mask.argmax(-1).astype(np.int32))
 
 
 def test_the_end_of_an_episode_needs_no_mask_and_a_late_one_is_refused():

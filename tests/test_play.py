@@ -305,7 +305,7 @@ def add_checkpoint(run, step, params):
     ]
     folder = RunFolder.resume(run)
     header = {"step": step, "metadata": {}, "score": None, "keep": 3, "leaves": described}
-    write_checkpoint(folder.checkpoints, header | {"claim": folder.claim}, named)
+    write_checkpoint(folder.checkpoints, header | {"claim": folder.claim, "task": 0}, named)
     folder.close()
 
 

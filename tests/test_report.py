@@ -15,11 +15,13 @@ import pytest
 from browser import Browser, needs_browser, wait_until
 from saved import roll
 from seedbed import cli
+from seedbed.envs.host.pickled import MAKE
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 from seedbed.viewer import curves, report
 from seedbed.viewer.curves import band_of, thinned
 from seedbed.viewer.html import describe
+from seedbed.viewer.runs import read_run
 
 CONFIG = {
     "name": "ant/ppo",
@@ -179,6 +181,22 @@ def test_options_that_differ_are_named_and_told_apart(tmp_path, play):
     assert "<th>agent.hidden_sizes</th><td>64 64</td>" in markup
     numbers = {trace["series"] for trace in traces(data["groups"][0], "Memory", "wall_s")}
     assert numbers == {0, 1}
+
+
+def test_functions_are_told_apart_and_their_code_is_no_option(tmp_path):
+    def of(number: int, name: str = "", **env: Any) -> Any:
+        path = write_run(tmp_path / str(number), curve(number), seed=number)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"name": name, "env": env}))
+        return read_run(path)
+
+    by_value = [
+        of(seed, factory=MAKE, kwargs={"name": "Walk", "pickled": f"{seed}"}) for seed in (0, 1)
+    ]
+    modules = [of(2, "walk:make/ppo", factory="walk:make"), of(3, factory="grasp:make")]
+    groups = curves.group_runs([*by_value, *modules])
+    assert [group.name for group in groups] == ["Walk", "walk:make", "grasp:make"]
+    assert [len(group.series) for group in groups] == [1, 1, 1]
 
 
 def test_environments_have_groups_of_their_own(tmp_path, play):

@@ -224,6 +224,37 @@ def test_the_error_of_a_step_is_told_if_closing_fails_too() -> None:
         assert "step 5: raised RuntimeError: the counter" in str(error.value).splitlines()[0]
 
 
+def test_the_error_of_a_step_is_told_before_environments_close() -> None:
+    def make_local() -> gymnasium.Env:
+        env: Any = counting_environment.make(fault="raise", fault_at=5)
+        env.close = lambda: time.sleep(1e6)
+        return env
+
+    pool = start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1)
+    try:
+        assert pool.spec
+        with pytest.raises(SeedbedError, match="step 5: raised RuntimeError: the counter"):
+            Learner(pool).run(lambda: False)
+    finally:
+        pool.close(0.2)
+    (notice,) = pool.take_notices()
+    assert notice.startswith("1 of 1 processes were ended before their environments had closed")
+
+
+def test_environments_have_more_than_a_moment_to_close(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+
+    def make_local() -> gymnasium.Env:
+        env: Any = CountingEnvironment()
+        env.close = lambda: (time.sleep(1.3), closed.touch())
+        return env
+
+    with start_pool(pickled(make_local, "make_local"), envs_per_group=1, groups=1) as pool:
+        assert pool.spec
+        pool.poll(PATIENCE_S)
+    assert closed.exists() and not pool.take_notices()
+
+
 @pytest.mark.parametrize("size", [100_000, 900_000])
 def test_a_function_of_a_notebook_may_hold_data(size: int) -> None:
     data = np.random.default_rng(0).bytes(size)
@@ -349,7 +380,7 @@ def test_a_hanging_environment_is_closed() -> None:
         assert not learner.turn(0.2) or not learner.turn(0.2)
         pids = pool.pids()
     finally:
-        pool.close()
+        pool.close(0.2)
     assert not psutil.pid_exists(pids[0])
 
 

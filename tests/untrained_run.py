@@ -13,6 +13,7 @@ from seedbed.config.saved import to_json
 from seedbed.envs.host.contract import is_on_device
 from seedbed.run.checkpoint_helper import write_checkpoint
 from seedbed.run.folder import RunFolder
+from seedbed.run.restoring import task_number
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import bind
 
@@ -43,6 +44,6 @@ def write_run(
     ]
     for step, score in ({640: 1.0} if scores is None else scores).items():
         header = {"step": step, "metadata": {}, "score": score, "keep": 3, "leaves": leaves}
-        header["claim"] = run.claim
+        header["claim"], header["task"] = run.claim, task_number(run)
         write_checkpoint(run.checkpoints, header, arrays)
     return path

@@ -30,6 +30,7 @@ from seedbed.run.callback import Callback, OnMetrics, require_callback
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS, RunFolder, new_folder
 from seedbed.run.programs import keep_programs
+from seedbed.run.restoring import warn_of_other_task
 from seedbed.run.signals import stopping_early
 from seedbed.run.sizes import AUTO
 from seedbed.run.weights import Weights
@@ -127,6 +128,7 @@ def train_settled(
         if getattr(config.runtime, "actors", 0) == AUTO:
             config = _sized(config)
             folder.write_config(to_json(config))
+        warn_of_other_task(folder, _tell)
         with BackgroundView(screen) as view:
             return module.train(
                 env=config.env,

@@ -15,7 +15,7 @@ from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import saved_config
 from seedbed.envs.device.wrappers import changing, innermost
-from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device, made_once
 from seedbed.envs.host.gym import GymEnv
 from seedbed.printable import printable
 from seedbed.run import evaluation
@@ -193,11 +193,16 @@ def evaluate(
     at_least("episodes", episodes, 1)
     require_seed(seed)
     trained = restore(run, warn, newest, trust, greedy)
-    return evaluate_trained(trained, run, episodes, env, seed)
+    return evaluate_trained(trained, run, episodes, env, seed, warn)
 
 
 def evaluate_trained(
-    trained: TrainedAgent, run: str | Path, episodes: int, env: str | None, seed: int
+    trained: TrainedAgent,
+    run: str | Path,
+    episodes: int,
+    env: str | None,
+    seed: int,
+    warn: Callable[[str], None],
 ) -> dict[str, Any]:
     """Plays whole episodes with a policy of `restore`, as `evaluate` does; `run` is for messages only."""
     config = trained.env if env is None else other_environment(trained, env, run)
@@ -217,6 +222,7 @@ def evaluate_trained(
             actor_timeout_s=getattr(
                 trained.config.runtime, "actor_timeout_s", CentralConfig.actor_timeout_s
             ),
+            tell=warn,
         )
     played = {"member": trained.member} if trained.member else {}
     return {**result, "env_steps": trained.step, **played}
@@ -250,9 +256,7 @@ def forms_of(env: HostEnvConfig | Environment) -> SpaceCodec:
     """Returns the formats of an environment; makes a host environment once to see its spaces."""
     if is_on_device(env):
         return PlainForms(env.spec)
-    host = env.make(1, 0)  # type: ignore[union-attr]
-    host.close()
-    return host
+    return made_once(env)
 
 
 def frame_stack_of(env: HostEnvConfig | Environment) -> int:

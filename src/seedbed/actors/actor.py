@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import mmap
 import os
 import select
@@ -29,7 +28,7 @@ from seedbed.envs.factories import require_defined
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.errors import after
+from seedbed.envs.host.pickled import called
 from seedbed.exit_status import ExitStatus
 from seedbed.types import SeedbedError, Timestep, Tree
 
@@ -37,8 +36,8 @@ MESSAGE_BYTES = 1 << 17
 """The largest message in bytes. A message is sent whole or not at all."""
 FDS = 250
 """The most descriptors that are sent in one message."""
-# Seconds that environments have to close after the learner has hung up.
-_GRACE_S = 1.0
+CLOSING_S = 10.0
+"""The seconds that environments have to close at the end of a run or an evaluation."""
 _POLLRDHUP = getattr(select, "POLLRDHUP", 0x2000)
 
 
@@ -57,29 +56,35 @@ def main() -> None:
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     threading.Thread(target=_leave_with_learner, args=(fd,), daemon=True).start()
-    try:
-        _serve(connection)
-    except SeedbedError as error:
-        _send_error(connection, error, error.__cause__)
-    # A bug: report it, so that the learner does not start the actor again.
-    except Exception as error:
-        _send_error(connection, error, error)
+    job = strict_json.loads(sys.stdin.buffer.read())
+    os.nice(job["niceness"])
+    with _Groups(job) as groups:
+        # An error is sent before the environments are closed, which may fail or hang.
+        try:
+            _serve(connection, groups)
+        except ConnectionError:
+            return
+        except SeedbedError as error:
+            where = f"{error} (actor {job['actor']}, group {groups.current})"
+            _send_error(connection, where, error.__cause__)
+        # A bug: report it, so that the learner does not start the actor again.
+        except Exception as error:
+            _send_error(connection, str(error) or type(error).__name__, error)
 
 
 def _leave_with_learner(fd: int) -> None:
-    """Ends the process 1 s after the learner has hung up, even if an environment is still busy.
+    """Ends the process some time after the learner has hung up, even if an environment is still busy.
 
-    It runs in a thread of its own.
+    A learner that lives ends it a little sooner, and tells. It runs in a thread of its own.
     """
     poll = select.poll()
     poll.register(fd, _POLLRDHUP)
     poll.poll()
-    time.sleep(_GRACE_S)
+    time.sleep(CLOSING_S + 1)
     os._exit(ExitStatus.ALONE)
 
 
-def _send_error(connection: socket.socket, error: Exception, cause: BaseException | None) -> None:
-    text = str(error) or type(error).__name__
+def _send_error(connection: socket.socket, text: str, cause: BaseException | None) -> None:
     if cause is not None:
         text += "\n" + "".join(traceback.format_exception(cause))[-8000:]
     try:
@@ -98,26 +103,15 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.send(data)
 
 
-def _serve(connection: socket.socket) -> None:
-    job = strict_json.loads(sys.stdin.buffer.read())
-    os.nice(job["niceness"])
-    groups, count = _Groups(job), len(job["lives"])
-    try:
-        with groups:
-            groups.build()
-            spec = groups.hosts[0].spec
-            _send(connection, {"spec": spec_to_json(spec)})
-            memory_fd, *bells = receive_fds(connection, 1 + 2 * count)
-            groups.attach(memory_fd, bells)
-            # The learner already answers the first group while the others are built.
-            while len(groups.hosts) < count:
-                groups.build()
-            groups.run(connection)
-    except ConnectionError:
-        return
-    except SeedbedError as error:
-        where = f"{error} (actor {job['actor']}, group {groups.current})"
-        raise SeedbedError(where) from error.__cause__
+def _serve(connection: socket.socket, groups: _Groups) -> None:
+    groups.build()
+    _send(connection, {"spec": spec_to_json(groups.hosts[0].spec)})
+    memory_fd, *bells = receive_fds(connection, 1 + 2 * groups.count)
+    groups.attach(memory_fd, bells)
+    # The learner already answers the first group while the others are built.
+    while len(groups.hosts) < groups.count:
+        groups.build()
+    groups.run(connection)
 
 
 def receive_fds(connection: socket.socket, count: int) -> list[int]:
@@ -138,6 +132,7 @@ class _Groups:
         self.hosts: list[HostEnv] = []
         # The group that is being worked on, for error messages.
         self.current = 0
+        self.count = len(job["lives"])
         self._job = job
         self._slots: list[Slot] = []
         self._layout: SlotLayout | None = None
@@ -164,7 +159,7 @@ class _Groups:
         if self._layout is not None:
             if host.spec != self._layout.spec:
                 raise SeedbedError(
-                    f"environment {_name(job)!r} has a spec that changes: first "
+                    f"environment {called(job['env'])!r} has a spec that changes: first "
                     f"{self._layout.spec}, then {host.spec}"
                 )
             self._publish(index, host.reset())
@@ -175,9 +170,8 @@ class _Groups:
         `bells` are the descriptors of two doorbells for each group: of observations, and of actions.
         """
         layout = slot_layout(self.hosts[0].spec, self._job["num_envs"])
-        count = len(self._job["lives"])
-        memory = mmap.mmap(memory_fd, layout.size * count)
-        self._slots = [Slot(layout, memory, i * layout.size) for i in range(count)]
+        memory = mmap.mmap(memory_fd, layout.size * self.count)
+        self._slots = [Slot(layout, memory, i * layout.size) for i in range(self.count)]
         self._arrived, self._answered = bells[::2], bells[1::2]
         self._layout = layout
         for index, host in enumerate(self.hosts):
@@ -208,28 +202,20 @@ class _Groups:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
-        """Closes the environments of all groups; a failure that is under way is kept."""
-        kept = contextlib.nullcontext() if failure is None else after(failure, _print)
-        with kept, contextlib.ExitStack() as stack:
-            for host in self.hosts:
-                stack.callback(host.close)
+    def __exit__(self, kind: object, failure: object, trace: object) -> None:
+        """Closes the environments of all groups; failures of that are only printed."""
+        for host in self.hosts:
+            try:
+                host.close()
+            except Exception as error:
+                sys.stderr.write(f"{error}\n")
 
     def _publish(self, index: int, timestep: Timestep) -> None:
         slot, leaves = self._slots[index], trees.leaves(timestep)
         if not slot.fits(leaves):
-            _refuse(leaves, slot.layout, f"{_name(self._job)!r}, step {slot.step}")
+            _refuse(leaves, slot.layout, f"{called(self._job['env'])!r}, step {slot.step}")
         slot.publish(leaves)
         os.eventfd_write(self._arrived[index], 1)
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-
-
-def _name(job: dict[str, Any]) -> str:
-    env = job["env"]
-    return env.get("game") or env.get("id") or env.get("factory") or env["kind"]
 
 
 def _refuse(leaves: list[Any], layout: SlotLayout, name: str) -> None:

@@ -21,7 +21,6 @@ from seedbed.types import EnvSpec, SeedbedError
 
 TAIL_BYTES = 8192
 """How many of the last bytes of a process's output are kept."""
-_PATIENCE_S = 1.0  # for a process to exit by itself, and again after SIGTERM
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 
 
@@ -184,10 +183,10 @@ class ChildProcess:
         self.popen.kill()
         self.descriptors = {}
 
-    def leave(self) -> None:
+    def leave(self, patience_s: float = 1.0) -> None:
         """Asks the process to exit, without waiting: by hanging up, and if it is asked again, by SIGTERM.
 
-        Call from the pool's thread only.
+        `gone` then gives it so many seconds. Call from the pool's thread only.
         """
         if self._asked:
             self.popen.terminate()
@@ -201,13 +200,13 @@ class ChildProcess:
             if not self.slots:
                 self.popen.terminate()
         self._asked += 1
-        self._patient_until = time.monotonic() + _PATIENCE_S
+        self._patient_until = time.monotonic() + patience_s
 
     def close(self) -> None:
         """Ends the process and releases everything; a second call does nothing.
 
-        It waits for a second after `leave`, calls it once more, and after another second kills. Call from the
-        pool's thread only.
+        It waits as long as `leave` has said, calls it once more, and kills after another second. Call from
+        the pool's thread only.
         """
         if self.output < 0:
             return
@@ -222,7 +221,7 @@ class ChildProcess:
         self.release()
 
     def gone(self) -> bool:
-        """Waits for a second from the last `leave` on; returns whether the process has ended.
+        """Waits as long as the last `leave` has said; returns whether the process has ended.
 
         Call from the pool's thread only.
         """

@@ -71,12 +71,12 @@ class Peer(Protocol):
         """Returns the CPU seconds of its process so far, also after `close`. Any thread may call this."""
         ...
 
-    def leave(self) -> None:
-        """Asks it to end, without waiting; a second call asks more firmly."""
+    def leave(self, patience_s: float = 1.0) -> None:
+        """Asks it to end within so many seconds, without waiting; a second call asks more firmly."""
         ...
 
     def gone(self) -> bool:
-        """Waits for about a second from the last `leave` on; returns whether it has ended."""
+        """Waits until it has ended, or the time of the last `leave` is over; returns whether it has ended."""
         ...
 
     def close(self) -> None:

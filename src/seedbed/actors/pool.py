@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from seedbed.actors.actor import CLOSING_S
 from seedbed.actors.peers import Peer, Policy
 from seedbed.actors.slots import Slot, SlotLayout, blank_slot, slot_layout
 from seedbed.types import EnvSpec, SeedbedError
@@ -199,10 +200,11 @@ class ActorPool:
         """Returns the process ids of the peers, in the order of their groups. Any thread may call this."""
         return [seat.peer.pid for seat in self._seats]
 
-    def close(self) -> None:
-        """Ends every peer, within about two seconds, and closes every descriptor.
+    def close(self, patience_s: float = CLOSING_S) -> None:
+        """Ends every peer, within two seconds after these, and closes every descriptor.
 
-        A second call does nothing. Call it while no other thread uses the pool.
+        A notice tells if environments took longer to close. A second call does nothing. Call it while no
+        other thread uses the pool.
         """
         if self._closed:
             return
@@ -210,10 +212,16 @@ class ActorPool:
         self._epoll.close()
         peers = [seat.peer for seat in self._seats]
         for peer in peers:
-            peer.leave()
+            peer.leave(patience_s)
         # Ask all that are left again before any of them is waited for again.
-        for peer in [peer for peer in peers if not peer.gone()]:
+        left = [peer for peer in peers if not peer.gone()]
+        for peer in left:
             peer.leave()
+        if left:
+            self.note(
+                f"{len(left)} of {len(peers)} processes were ended before their environments had closed, "
+                f"which may take {patience_s:g} s"
+            )
         for peer in peers:
             peer.close()
         self.slots, self._ready, self._leaving = [], [], []
@@ -229,7 +237,8 @@ class ActorPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # Whoever interrupts waits for the end.
+        self.close(1.0 if isinstance(error, KeyboardInterrupt) else CLOSING_S)
 
     def _attend(self, timeout_s: float) -> None:
         """Handles one batch of events; groups with a new timestep are appended to `_ready`."""

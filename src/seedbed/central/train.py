@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +81,7 @@ def train(
     dispatch_in_place()
     with (
         Session(run, view, callback, weights) as session,
-        actors_of(env, agent, config, run) as pool,
+        _telling(actors_of(env, agent, config, run), view) as pool,
     ):
         if config.local_actors:
             view.message(
@@ -104,6 +105,15 @@ def train(
         if remote is not None:
             _say_farewell(remote, run, summary)
         return summary
+
+
+@contextlib.contextmanager
+def _telling(pool: ActorPool, view: View) -> Iterator[ActorPool]:
+    """Closes a pool at the end of the block, and shows its last notices."""
+    with pool:
+        yield pool
+    for notice in pool.take_notices():
+        view.message(notice)
 
 
 def _require_going_on(session: Session, group: Group) -> None:

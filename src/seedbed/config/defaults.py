@@ -39,7 +39,7 @@ from seedbed.config.recipes import (
     vectors_vmpo,
 )
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device, made_once
 from seedbed.spaces import ACTION_MASK, without
 from seedbed.types import ActionSpec, Box, Environment, EnvSpec, SeedbedError
 
@@ -292,9 +292,7 @@ def task_of(env: HostEnvConfig | Environment) -> Task:
         return _task("device", env.spec)
     from seedbed.run.stacking import stacked_spec
 
-    host = env.make(1, 0)  # type: ignore[union-attr]
-    host.close()
-    return _task("host", stacked_spec(host.spec, env.frame_stack))  # type: ignore[union-attr]
+    return _task("host", stacked_spec(made_once(env).spec, env.frame_stack))
 
 
 def _task(environment: str, spec: EnvSpec) -> Task:

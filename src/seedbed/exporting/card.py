@@ -8,6 +8,7 @@ import io
 import re
 from typing import Any
 
+from seedbed.envs.host.pickled import called
 from seedbed.printable import printable
 
 CURVE = "curve.csv"
@@ -117,7 +118,7 @@ def _row(entry: dict[str, Any]) -> str:
 def _environment(environment: dict[str, Any]) -> str:
     task = environment["gymnasium"]
     if task is None:
-        return _code(environment["options"].get("class") or environment["options"])
+        return _code(called(environment["options"]))
     options = ", ".join(f"{name}={value!r}" for name, value in task["kwargs"].items())
     return _code(f"gymnasium.make({', '.join(filter(None, [repr(task['id']), options]))})")
 

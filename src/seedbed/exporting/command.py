@@ -23,6 +23,7 @@ from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.sensed import SensedRobot
 from seedbed.envs.device.wrappers import changing, innermost
 from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host.pickled import without_code
 from seedbed.exporting import card, driving
 from seedbed.exporting.check import require_equal
 from seedbed.exporting.graph import IR_VERSION, OPSET
@@ -203,7 +204,7 @@ def _environment(run: Path, trained: TrainedAgent) -> dict[str, Any]:
         task = {"id": env.gymnasium_id, "kwargs": env.gymnasium_options()}
     elif isinstance(env, GymEnv):
         task = {"id": env.id, "kwargs": dict(env.kwargs)}
-    return {"gymnasium": task, "options": RunFolder.read(run).read_config()["env"]}
+    return {"gymnasium": task, "options": without_code(RunFolder.read(run).read_config()["env"])}
 
 
 def _training(trained: TrainedAgent, evaluation: dict[str, Any] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from seedbed.cache import directory, prepared
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json as config_to_json
 from seedbed.envs.host import versions
-from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.contract import is_on_device, made_once
 from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.plan import iterations, messages, round_trips, stepping
@@ -82,7 +82,7 @@ def subject_of(config: TrainConfig, kinds: Sequence[HostKind] | None = None) -> 
     )
     if isinstance(runtime, CentralConfig):
         return Subject(runtime, env.frame_skip, sizes)
-    spec = _spec(env)
+    spec = made_once(env).spec
     bound = bind(agent, stacked_spec(spec, env.frame_stack))
     parts = round_trips.traffic(env, bound, spec, runtime)
     return Subject(runtime, env.frame_skip, sizes, traffic=parts)
@@ -105,14 +105,6 @@ def _fused(runtime: FusedConfig, env: Environment, agent: Agent, machines: int) 
     return Subject(
         runtime, env.frame_skip, iteration=Iteration(program.plan.updates, size, devices)
     )
-
-
-def _spec(env: HostEnvConfig) -> EnvSpec:
-    host = env.make(1, 0)
-    try:
-        return host.spec
-    finally:
-        host.close()
 
 
 def key_of(config: TrainConfig, far: bool) -> dict[str, Any]:

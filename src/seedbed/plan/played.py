@@ -75,7 +75,7 @@ class PlayedPeer:
         """Returns 0: stepping was done before."""
         return 0.0
 
-    def leave(self) -> None:
+    def leave(self, patience_s: float = 1.0) -> None:
         """Ignores a hang-up: no process is at the other end."""
 
     def gone(self) -> bool:

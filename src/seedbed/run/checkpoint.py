@@ -55,9 +55,11 @@ class CheckpointWriter:
         idle_s: float = 5.0,
         lock: int | None = None,
         claim: Claim = UNCLAIMED,
+        task: int = 0,
     ) -> None:
+        """`task` is a `restoring.task_number`: scores of another one are not compared."""
         self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
-        self._claim = claim
+        self._claim, self._task = claim, task
         self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._helper: _Helper | None = None
@@ -103,7 +105,7 @@ class CheckpointWriter:
             for name, array in named
         ]
         header = {"step": int(step), "metadata": metadata, "keep": self._keep, "leaves": leaves}
-        header["claim"] = self._claim
+        header["claim"], header["task"] = self._claim, self._task
         header["score"] = None if score is None or not math.isfinite(score) else float(score)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)

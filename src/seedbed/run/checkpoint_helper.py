@@ -141,13 +141,13 @@ def _is_manifest(manifest: dict[str, Any]) -> bool:
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Writes the arrays, by name, as the checkpoint of `header["step"]`, and removes old checkpoints.
 
-    `header` also holds `leaves`, `metadata`, `keep`, `score` and `claim`, the learner's. Raises RuntimeError
-    if another one has the run. The last `keep` checkpoints stay, and the
-    best: the one with the highest score. A new score of the best checkpoint replaces its old one. No other
+    `header` also holds `leaves`, `metadata`, `keep`, `score`, `task` and `claim`, the learner's. Raises
+    RuntimeError if another one has the run. The last `keep` checkpoints stay, and the best: the one with the
+    highest score in the newest task. A new score of the best checkpoint replaces its old one. No other
     process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    step, score = header["step"], header["score"]
+    step, score, task = header["step"], header["score"], header["task"]
     final = folder / name_of(step)
     leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
     manifest = {
@@ -165,8 +165,13 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
         write_json(final / MANIFEST, {**held, "metadata": known})
     best = read_best(folder)
-    if score is not None and (best is None or score > best["score"] or best["step"] == step):
-        best = {"step": step, "score": score}
+    if score is not None and (
+        best is None
+        or best.get("task", task) != task
+        or best["step"] == step
+        or score > best["score"]
+    ):
+        best = {"step": step, "score": score, "task": task}
         write_json(folder / BEST, best)
     for old in list_steps(folder)[: -header["keep"]]:
         if best is None or old != best["step"]:

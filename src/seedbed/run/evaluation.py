@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -120,11 +120,13 @@ def evaluate(
     episodes: int,
     seed: int,
     actor_timeout_s: float,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Plays `episodes` whole episodes with a bound agent, in an actor process of its own.
 
     Returns the mean, standard deviation, minimum and maximum of the raw return, the mean length and the
-    number of episodes. Raises SeedbedError if an episode does not end, or if the actor fails for good.
+    number of episodes. Calls `tell` with notices of the actor. Raises SeedbedError if an episode does not
+    end, or if the actor fails for good.
     """
     require_linux("an environment of the host", "evaluate on a Linux machine")
     envs = evaluation_envs(episodes)
@@ -132,6 +134,8 @@ def evaluate(
         state = initial_player(agent, pool.spec, env.frame_stack, envs)
         player = Player(compile_play(agent), params, state, seed)
         result = play_episodes(pool, player, episodes, threading.Event())
+    for notice in pool.take_notices():
+        tell(notice)
     assert result is not None, "nobody stopped it"
     return result
 

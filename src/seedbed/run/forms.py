@@ -40,7 +40,7 @@ class PlainForms:
     def encode(self, observation: Any) -> Tree:
         """Returns arrays in the spec's dtypes; raises SeedbedError if they do not fit or are not finite."""
         shown = spec_leaves(without(self.spec.observation, PRIVILEGED))
-        return encoded(shown, without(observation, PRIVILEGED))
+        return encoded(shown, observation)
 
     def decode(self, action: Array) -> Any:
         """Returns actions as they are, or as the environment has them whose `first` is known."""

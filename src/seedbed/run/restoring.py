@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,12 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from seedbed import strict_json
+from seedbed.envs.host.pickled import without_code
 from seedbed.files import load_json
 from seedbed.printable import printable, resume_command
 from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
+from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.types import SeedbedError, Tree
 
@@ -129,6 +133,27 @@ def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
         warn(
             f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
             "--newest (in Python newest=True) takes it"
+        )
+
+
+def task_number(run: RunFolder) -> int:
+    """Returns a number that changes with the options of the run's environment; 0 if nothing has them.
+
+    Code is not among them: a function that was edited is the same as before.
+    """
+    if not (run.path / CONFIG).exists():
+        return 0
+    env = without_code(run.read_config().get("env", {}))
+    return zlib.crc32(strict_json.dumps(env, sort=True).encode())
+
+
+def warn_of_other_task(run: RunFolder, warn: Callable[[str], None]) -> None:
+    """Warns if the best checkpoint was evaluated in an environment with other options than the run's now."""
+    best, task = read_best(run.checkpoints), task_number(run)
+    if best is not None and best.get("task", task) != task:
+        warn(
+            f"the best evaluation, of step {best['step']:,}, was in an environment with other options: the "
+            "next one takes its place, whatever its score"
         )
 
 

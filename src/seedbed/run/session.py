@@ -25,7 +25,7 @@ from seedbed.run.lines import last_wall_s
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, evaluated, processes_rss
-from seedbed.run.restoring import restore
+from seedbed.run.restoring import restore, task_number
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.stopping import StoppingRules
@@ -134,6 +134,7 @@ class Session:
                 self._options.keep_checkpoints,
                 lock=self.run.lock,
                 claim=self.run.claim,
+                task=task_number(self.run),
             )
         )
         failure: BaseException | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedbed import strict_json
+from seedbed.envs.host.pickled import called, without_code
 from seedbed.run.lines import MEMBERS, is_number
 from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
@@ -74,15 +75,16 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     by_name: dict[str, list[Run]] = {}
     for run in runs:
         by_name.setdefault(environment(run), []).append(run)
-    return [Group(name, tuple(_series(those))) for name, those in by_name.items()]
+    short = [name.rpartition(":")[2] for name in by_name]
+    return [
+        Group(last if short.count(last) == 1 else name, tuple(_series(those)))
+        for last, (name, those) in zip(short, by_name.items(), strict=True)
+    ]
 
 
 def environment(run: Run) -> str:
     """Returns the name of a run's environment: as the user gave it, or else as its configuration has it."""
-    env = run.config["env"]
-    named = run.config.get("name", "").rpartition("/")[0]
-    found = named or env.get("game") or env.get("id") or env.get("factory") or env.get("class", "")
-    return str(found).rpartition(":")[2] or "environment"
+    return run.config.get("name", "").rpartition("/")[0] or called(run.config["env"])
 
 
 def options_of(run: Run) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def options_of(run: Run) -> dict[str, Any]:
     for name, value in run.options.items():
         options[name] = value
     for part in ("agent", "env"):
-        for name, value in run.config[part].items():
+        for name, value in without_code(run.config[part]).items():
             options[part if name in ("class", "kind") else f"{part}.{name}"] = value
     return options
 

@@ -73,7 +73,7 @@ def evaluate(
         )
         for path in filter(None, (given.video, given.html)):
             warn(f"{count} episodes written to {path}")
-    result = evaluate_trained(trained, given.run, given.episodes, given.env, given.seed)
+    result = evaluate_trained(trained, given.run, given.episodes, given.env, given.seed, warn)
     if given.json:
         tell(strict_json.dumps(result))
         return

@@ -5,6 +5,7 @@ The module imports no JAX.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from seedbed.types import Array, Environment, EnvSpec, Timestep, Tree
@@ -62,6 +63,19 @@ class HostEnv(Protocol):
     def decode(self, action: Array) -> Any:
         """Converts an action in the spec's form, or a batch of them, to the environment's own form."""
         ...
+
+
+def made_once(env: HostEnvConfig) -> HostEnv:
+    """Returns an environment that is closed already, to read its spec and its forms.
+
+    Warns if closing it has failed.
+    """
+    host = env.make(1, 0)
+    try:
+        host.close()
+    except Exception as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    return host
 
 
 def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:

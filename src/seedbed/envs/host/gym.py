@@ -33,6 +33,8 @@ _ID = re.compile(r"-v\d+$")
 """How Gymnasium's ids end."""
 MAIN = "__main__"
 """The module of a script or notebook."""
+MASKS = "action_masks"
+"""The method, as sb3-contrib has it, that returns the mask of the next action."""
 _LARGEST = float(np.finfo(np.float32).max)
 """Largest finite reward."""
 
@@ -190,10 +192,11 @@ class GymHost:
             np.random.SeedSequence(seed).generate_state(num_envs).tolist()
         )
         self._opening: tuple[Any, Any] | None = None
-        self._chooses, self._shows_mask = num_choices(action) > 0, False
+        self._chooses, self._shows_mask, self._asks_mask = num_choices(action) > 0, False, False
         self._masked = self._chooses and self._tells_mask()
         if self._masked:
-            self._leaves = with_mask(self._leaves, mask_leaf(num_choices(action)))
+            path = f"{MASKS}()" if self._asks_mask else f"info[{ACTION_MASK!r}]"
+            self._leaves = with_mask(self._leaves, mask_leaf(num_choices(action), path))
         self.spec = EnvSpec(trees.map(lambda leaf: leaf.spec, self._leaves), action)
         # If set, the next step opens an episode.
         self._ended = [False] * num_envs
@@ -224,24 +227,30 @@ class GymHost:
         """Closes every environment, the last first; then raises the failure of the first one that failed."""
         with contextlib.ExitStack() as stack:
             for index, env in enumerate(self._envs):
-                stack.callback(self._guard, index, env.close)
+                stack.callback(self._close, index, env)
+
+    def _close(self, index: int, env: gymnasium.Env) -> None:
+        try:
+            env.close()
+        except Exception as error:
+            raise SeedbedError(f"{self._where(index)}: close {told(error)}") from error
 
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space into arrays in the spec's form, without the privileged part.
 
-        If the environment tells its masks in `info`, an observation may be a dict that has the mask under
-        `action_mask`, and the observation itself under `observation` unless it is a dict. Without it, nothing
-        is forbidden. A batch, as vector environments return it, becomes arrays `[n, ...]`.
+        If the environment tells its masks beside observations, an observation may be a dict that has the mask
+        under `action_mask`, and the observation itself under `observation` unless it is a dict. Without it,
+        nothing is forbidden. A batch, as vector environments return it, becomes arrays `[n, ...]`.
         """
         if self._masked and not (isinstance(observation, dict) and ACTION_MASK in observation):
             return self._unmasked(observation)
-        return encoded(without(self._leaves, PRIVILEGED), without(observation, PRIVILEGED))
+        return encoded(without(self._leaves, PRIVILEGED), observation)
 
     def _unmasked(self, observation: Any) -> Tree:
         """Encodes an observation, or a batch, without its mask, as one that forbids nothing."""
         rest = {key: leaf for key, leaf in self._leaves.items() if key != ACTION_MASK}
         shown = observation if isinstance(observation, dict) else {"observation": observation}
-        found = encoded(without(rest, PRIVILEGED), without(shown, PRIVILEGED))
+        found = encoded(without(rest, PRIVILEGED), shown)
         one, leaf = trees.leaves(rest)[0].spec.shape, trees.leaves(found)[0]
         mask = np.ones(
             (*leaf.shape[: leaf.ndim - len(one)], num_choices(self.spec.action)), np.uint8
@@ -253,11 +262,15 @@ class GymHost:
         return self._decode(action)
 
     def _tells_mask(self) -> bool:
-        """Returns whether `info` has masks of actions: opens the first episode, which `reset` then shows."""
+        """Returns whether masks come beside observations: in `info`, or else from a method.
+
+        Opens the first episode, which `reset` then shows.
+        """
         shown, info = self._opening = self._guard(0, self._reset, 0, self._seeds[0])
         self._shows_mask = isinstance(shown, dict) and ACTION_MASK in shown
         told = isinstance(info, dict) and info.get(ACTION_MASK) is not None
-        return told and not self._shows_mask
+        self._asks_mask = not (told or self._shows_mask) and self._envs[0].has_wrapper_attr(MASKS)
+        return self._asks_mask or (told and not self._shows_mask)
 
     def _reset(self, index: int, seed: int | None) -> tuple[Any, Any]:
         returned = self._envs[index].reset(seed=seed)
@@ -274,8 +287,10 @@ class GymHost:
         return self._seen(index, observation, info), 0.0, False, False, True
 
     def _seen(self, index: int, observation: Any, info: Any) -> Any:
-        """Returns an observation with the mask of `info`, if the environment tells masks."""
+        """Returns an observation with its mask, if the environment tells masks beside observations."""
         mask = info.get(ACTION_MASK) if isinstance(info, dict) else None
+        if self._asks_mask and not self._ended[index]:
+            mask = self._envs[index].get_wrapper_attr(MASKS)()
         if not self._masked:
             if mask is not None and self._chooses and not self._shows_mask:
                 raise SeedbedError(

@@ -43,6 +43,26 @@ def is_pickled(env: Any) -> bool:
     return getattr(env, "factory", "") == MAKE
 
 
+def without_code(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an environment's configuration in JSON without the code of a pickled function: its name stays.
+
+    The same class has other bytes in each process.
+    """
+    kwargs = env.get("kwargs")
+    if env.get("factory") != MAKE or not isinstance(kwargs, dict):
+        return dict(env)
+    return {**env, "kwargs": {name: x for name, x in kwargs.items() if name != "pickled"}}
+
+
+def called(env: Mapping[str, Any]) -> str:
+    """Returns what the environment of a configuration in JSON is called: a game, an id or a function."""
+    kwargs = env.get("kwargs")
+    if env.get("factory") == MAKE and isinstance(kwargs, dict):
+        return str(kwargs.get("name"))
+    names = [env.get(part) for part in ("game", "id", "factory", "class", "kind")]
+    return str(next((name for name in names if name), "environment"))
+
+
 def function_of(
     name: str, pickled: str, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from gymnasium import spaces
 
 from seedbed import trees
 from seedbed.arguments import shown
-from seedbed.spaces import ACTION_MASK
 from seedbed.types import (
     ActionSpec,
     Array,
@@ -132,9 +131,9 @@ def spec_leaves(spec: Tree, path: str = "observation") -> Tree:
     return Leaf(path, len(spec.shape), spec, _write_array)
 
 
-def mask_leaf(choices: int) -> Leaf:
-    """Returns the leaf of a mask of actions in `info`: an array, or one for each set of choices."""
-    return Leaf(f"info[{ACTION_MASK!r}]", 1, ArraySpec((choices,), "uint8"), _write_mask)
+def mask_leaf(choices: int, path: str) -> Leaf:
+    """Returns the leaf of a mask of actions: an array, or one for each set of choices."""
+    return Leaf(path, 1, ArraySpec((choices,), "uint8"), _write_mask)
 
 
 def _write_mask(row: np.ndarray, value: Any) -> str | None:
@@ -187,9 +186,9 @@ def batched(leaves: Tree, values: Sequence[Any], where: Callable[[int], str]) ->
 def encoded(leaves: Tree, observation: Any) -> Tree:
     """Turns an observation, or a batch of them as vector environments give it, into arrays, `[n, ...]`.
 
-    Raises SeedbedError as `batched` does.
+    Entries of dicts that the leaves have not are left out. Raises SeedbedError as `batched` does.
     """
-    flat = trees.leaves(leaves)
+    flat, observation = trees.leaves(leaves), _pruned(leaves, observation)
 
     def size(leaf: Leaf, value: Any) -> int:
         return len(value) if np.ndim(value) > leaf.ndim else -1
@@ -211,6 +210,18 @@ def encoded(leaves: Tree, observation: Any) -> Tree:
         return batched(leaves, [rows(i) for i in range(n)], lambda i: f"in row {i}, ")
     whole = trees.map(of_batch, leaves) if n > 0 else leaves
     return trees.map(lambda leaf: leaf[0, ...], batched(whole, [observation], lambda i: ""))
+
+
+def _pruned(leaves: Tree, observation: Any) -> Any:
+    """Returns an observation without the entries of dicts that its leaves have not."""
+    if isinstance(leaves, dict) and isinstance(observation, dict):
+        shared = leaves.keys() & observation.keys()
+        return {key: _pruned(leaves[key], observation[key]) for key in shared}
+    if not isinstance(leaves, tuple | list) or not isinstance(observation, tuple | list):
+        return observation
+    if len(leaves) != len(observation):
+        return observation
+    return _like(leaves, [_pruned(*pair) for pair in zip(leaves, observation, strict=True)])
 
 
 def _like(tree: Tree, children: list[Any]) -> Tree:
