@@ -138,6 +138,7 @@ def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, ca
     size += ["--evaluate-episodes", "2", "--run", "run", "--env.episode-steps", "20"]
     assert cli.main(["train", "robot.xml", *size]) == 0
     monkeypatch.chdir("/")
+    (tmp_path / "robot.xml").unlink()
     assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "2"]) == 0
     assert "return" in capsys.readouterr().out
 
