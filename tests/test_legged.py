@@ -199,6 +199,17 @@ def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
         Legged(xml_file=str(DOG), frame_skip=-1)
 
 
+def test_a_damping_ratio_is_that_of_the_stiffness_of_the_task(tmp_path):
+    path, text = tmp_path / "robot.xml", DOG.read_text().replace('kv=".5"', 'dampratio=".7"')
+    path.write_text(text.replace('kp="40"', 'kp="80"'))
+    stiff = Dog(xml_file=str(path)).compiled()
+    path.write_text(text)
+    stiffer = Dog(xml_file=str(path), kp=80.0).compiled()
+    np.testing.assert_array_equal(stiffer.actuator_biasprm, stiff.actuator_biasprm)
+    np.testing.assert_array_equal(stiffer.actuator_gainprm, stiff.actuator_gainprm)
+    assert (stiff.actuator_biasprm[:, 2] < -0.1).all()
+
+
 def test_a_file_that_was_edited_is_read_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "robot.xml"
