@@ -227,7 +227,8 @@ def test_feet_that_are_named_need_not_carry_the_robot(tmp_path, dog):
     np.testing.assert_allclose(task.opening[:3], [0, 0, dog.at_home[2]], atol=0.01)
     np.testing.assert_array_equal(task.rest, 0.0)
     assert train_config(str(path), env={"foot_bodies": Words(named)}).env == task
-    assert train_config(str(path), env={"kp": Words(("4e1",))}).env.feet == dog.feet
+    stiff: Any = train_config(str(path), env={"kp": Words(("4e1",))}).env
+    assert stiff.feet == dog.feet
     for names, words in (
         (("FL_shin", "paw"), r"foot_bodies names 'paw', .* it has trunk, FL_hip"),
         (("FL_shin", "FL_shin"), "foot_bodies names 'FL_shin', .* or is twice there"),
@@ -246,6 +247,24 @@ def test_only_critics_see_the_velocity_of_a_robot_that_does_not_measure_it(dog):
         assert shapes == dict(zip(("state", "privileged"), ((n,) for n in sizes), strict=True))
         assert "base_lin_vel" in [sight.name for sight in task.insights]
         assert task.mirror() is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("FL_roll", "FL_roll", "; posture of qpos0; mirror symmetry"),
+        ('"FL_roll" ctrl', '"FL_roll" kp="50" ctrl', "a gain of the joint FL_roll is 50, and in "),
+        (
+            '"FL_hip" pos="0.18',
+            '"FL_hip" pos="0.21',
+            "the foot FL_shin has no image on the other",
+        ),
+    ],
+)
+def test_it_is_told_what_keeps_a_robot_from_its_mirror_image(tmp_path, old, new, words):
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text().replace(old, new))
+    assert words in Legged(xml_file=str(path)).described()
 
 
 def test_what_holds_a_foot_is_no_contact(tmp_path):

@@ -111,8 +111,8 @@ def train_settled(
     config = settled.config
     for note in settled.notes:
         _tell(note)
-    if found := getattr(config.env, "told", None):
-        _tell(f"{config.name}: {found()}")
+    if described := getattr(config.env, "described", None):
+        _tell(f"{config.name}: {described()}")
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded = to_json(config)
     # A run that was killed before its first checkpoint begins again, with the same weights.

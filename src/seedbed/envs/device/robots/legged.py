@@ -78,7 +78,7 @@ class Legged(JoystickTask):
         """How the robot stands; raises SeedbedError if it cannot, with the options that it has by now."""
         return standing(Version.of(self.model_path), self.edits, self.foot_bodies)
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Returns what has been found in the file, a line for a person who trains the robot."""
         return self._stands.told()
 
@@ -216,7 +216,7 @@ class Legged(JoystickTask):
         """Returns which feet are on the ground, or on what else is fixed, [n]."""
         model = self.physics_model()
         pairs = [touches(model, foot) for foot in self._stands.feet]
-        return jnp.stack([self.any_found(now, [*names]) for names in pairs])
+        return jnp.stack([self.any_found(now, names) for names in pairs])
 
     def forces(self, now: physics.Data) -> jax.Array:
         """Returns the forces of the servos [nu], within what their joints let through."""

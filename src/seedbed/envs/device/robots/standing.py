@@ -11,6 +11,7 @@ import numpy as np
 
 from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.robots.edits import Edits, compiled_with
+from seedbed.envs.device.robots.mirror import Asymmetric, sides_of
 from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -34,11 +35,15 @@ class Standing(NamedTuple):
     soles: np.ndarray  # [n, 3] where in its body's frame each foot touches the ground, m
     trunk: str  # name of its body
     home: str | None  # name of the keyframe that has the posture; None: qpos0 has it
+    asymmetry: str  # what keeps it from being its own mirror image; "" if nothing does
 
     def told(self) -> str:
         """Returns what has been found, for a person who compares it with the robot."""
         posture = "qpos0" if self.home is None else f"keyframe {self.home or 0}"
-        return f"feet {', '.join(self.names)}; trunk {self.trunk or 1}; posture of {posture}"
+        sides = f"no mirror symmetry: {self.asymmetry}" if self.asymmetry else "mirror symmetry"
+        return (
+            f"feet {', '.join(self.names)}; trunk {self.trunk or 1}; posture of {posture}; {sides}"
+        )
 
 
 @functools.cache
@@ -92,18 +97,28 @@ def standing(file: Version, edits: Edits, named: tuple[str, ...]) -> Standing:
     _require_frame(model, heights[0], heights[0] + centre, path)
     _require_upright(model, data, points, None if wanted else heights, path)
     settled = np.array([0.0, 0.0, *data.qpos[2:]])
+    names = tuple(model.body(foot).name for foot in points)
     return Standing(
         qpos=np.array([*settled[:7], *pose[7:]]),
         settled=settled,
         servos=servos,
         dofs=dofs,
         feet=tuple(points),
-        names=tuple(model.body(foot).name for foot in points),
+        names=names,
         ground=ground,
         soles=np.array([sole for _, sole in points.values()]),
         trunk=model.body(int(model.jnt_bodyid[0])).name,
         home=model.key(0).name if model.nkey else None,
+        asymmetry=_asymmetry(model, pose, names),
     )
+
+
+def _asymmetry(model: Any, pose: np.ndarray, feet: tuple[str, ...]) -> str:
+    try:
+        sides_of(model, pose, feet)
+    except Asymmetric as error:
+        return str(error)
+    return ""
 
 
 def _touching(

@@ -12,27 +12,28 @@ from seedbed.physics.slots import candidates
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 
-def touches(model: Model, body: int) -> dict[str, int]:
-    """Returns the bodies that are fixed to the world and that `body` may touch, by `NAME` of its sensor.
-
-    The sensor is `NAME_found`, as those of MuJoCo Playground's files.
-    """
-    pairs = [model.geom_bodyid[pair] for kind in candidates(model).fixed for pair in kind.pairs]
-    fixed = sorted({int(other) for pair in pairs if body in pair for other in pair} - {body})
-    return {f"body {body} on body {other}": other for other in fixed}
+def touches(model: Model, body: int) -> list[str]:
+    """Returns the `NAME` of each sensor `NAME_found` that `with_touch` has given a body."""
+    own = [each.name for each in model.sensors if each.name.startswith(f"body {body} on body ")]
+    return [name.removesuffix("_found") for name in own]
 
 
 def with_touch(model: Model, bodies: tuple[int, ...]) -> Model:
-    """Returns a model with a sensor for each of `bodies` and what it may touch; itself if it has these."""
+    """Returns a model with a sensor for each of `bodies` and each fixed body that it may touch.
+
+    Their names end as those of MuJoCo Playground's files. Returns a model itself that has them.
+    """
     kind = int(mujoco.mjtSensor.mjSENS_CONTACT)
     sensors, own = list(model.sensors), int(mujoco.mjtObj.mjOBJ_BODY)
-    if any(each.name.startswith(f"body {bodies[0]} on body ") for each in sensors):
+    if touches(model, bodies[0]):
         return model
+    pairs = [model.geom_bodyid[pair] for group in candidates(model).fixed for pair in group.pairs]
     for body in bodies:
-        for name, other in touches(model, body).items():
+        fixed = {int(other) for pair in pairs if body in pair for other in pair} - {body}
+        for other in sorted(fixed):
             sensors.append(
                 Sensor(
-                    name=f"{name}_found",
+                    name=f"body {body} on body {other}_found",
                     kind=kind,
                     objtype=own,
                     objid=body,
