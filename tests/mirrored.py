@@ -25,7 +25,6 @@ def shown(
     `memory` makes that of what the task remembers, of the function that turns parts, and the feet's images.
     """
     sides = sides_of(task.compiled(), task.at_home, task.feet)
-    assert sides is not None
 
     def turned(name: str, x: Any) -> np.ndarray:
         of = sides.of(Sight(name, np.shape(x)[-1]))

@@ -48,6 +48,9 @@ KINDS = {
     ),
     "spot": lambda path: SpotJoystick(xml_file=path, noise_level=0.0, solver_iterations=0),
     "legged": lambda path: Legged(xml_file=path, noise_level=0.0, push_speed=0.0),
+    "legged-blind": lambda path: Legged(
+        xml_file=path, noise_level=0.0, push_speed=0.0, base_velocity=False
+    ),
     **{
         name: lambda path, name=name: dataclasses.replace(
             resolve_env(f"{name}/joystick"),

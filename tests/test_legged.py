@@ -15,6 +15,7 @@ import pytest
 
 import quadruped
 from seedbed import cli, physics, simd
+from seedbed.config.env_options import Words
 from seedbed.config.resolve import train_config
 from seedbed.envs.device.robots.legged import Legged
 from seedbed.run.trust import OWN
@@ -146,7 +147,7 @@ def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("<freejoint/>", "", "no robot that walks: its first body needs a free"),
+        ("<freejoint/>", "", "no robot that walks: its first joint must be free"),
         (
             'mass="5.2"',
             'mass="900"',
@@ -184,17 +185,126 @@ def test_what_cannot_walk_is_refused(tmp_path, old, new, words):
     path = tmp_path / "robot.xml"
     path.write_text(text.replace(old, new))
     with pytest.raises(SeedbedError, match=words):
-        Legged(xml_file=str(path))
+        _ = Legged(xml_file=str(path)).feet
+
+
+def inside(text: str, place: str, turned: str = "") -> str:
+    """The dog with its trunk's frame on the ground, or turned: all that it has is in a body of its own."""
+    text = text.replace('<body name="trunk" pos="0 0 .27">', f'<body name="trunk" {place}>')
+    text = text.replace("<freejoint/>", f'<freejoint/><body name="inner" {turned}>')
+    return text.replace("</worldbody>", "</body></worldbody>")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda text: text.replace('"FL_knee" ctrlrange="-0.75', '"FL_knee" ctrlrange="0.1'),
+            "the joint FL_knee at 0, outside of 0.1 to 0.75, the ctrlrange of its servo: widen",
+        ),
+        (
+            lambda text: inside(text, 'pos="0 0 0"', 'pos="0 0 .27"'),
+            r"the frame of trunk, .*, is 0.0\d m above .* mass 0.2\d m: put the free joint into",
+        ),
+        (
+            lambda text: inside(text, 'pos="0 0 .27" euler="1.5708 0 0"', 'euler="-1.5708 0 0"'),
+            r"leans: the z axis of its trunk, the body trunk, is -?0.0\d of upright \(x is forward",
+        ),
+    ],
+)
+def test_a_dog_that_stands_is_refused_for(tmp_path, change, words):
+    path = tmp_path / "robot.xml"
+    path.write_text(change(DOG.read_text()))
+    with pytest.raises(SeedbedError, match=words):
+        _ = Legged(xml_file=str(path)).feet
+
+
+def test_feet_that_are_named_need_not_carry_the_robot(tmp_path, dog):
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text().replace('kp="40"', 'kp="3"'))
+    named = ("RL_shin", "FL_shin")
+    task = Legged(xml_file=str(path), foot_bodies=named)
+    assert task.feet == named[::-1]
+    np.testing.assert_allclose(task.opening[:3], [0, 0, dog.at_home[2]], atol=0.01)
+    np.testing.assert_array_equal(task.rest, 0.0)
+    assert train_config(str(path), env={"foot_bodies": Words(named)}).env == task
+    stiff: Any = train_config(str(path), env={"kp": Words(("4e1",))}).env
+    assert stiff.feet == dog.feet
+    for names, words in (
+        (("FL_shin", "paw"), r"foot_bodies names 'paw', .* it has trunk, FL_hip"),
+        (("FL_shin", "FL_shin"), "foot_bodies names 'FL_shin', .* or is twice there"),
+        (("FL_shin", "FR_hip"), "the foot FR_hip does not touch the ground within a second"),
+    ):
+        with pytest.raises(SeedbedError, match=words):
+            _ = Legged(xml_file=str(path), foot_bodies=names).feet
+
+
+def test_only_critics_see_the_velocity_of_a_robot_that_does_not_measure_it(dog):
+    blind = dataclasses.replace(dog, base_velocity=False)
+    assert [sight.name for sight in blind.sights] == [sight.name for sight in dog.sights[1:]]
+    for task in (dog, blind):
+        sizes = (sum(sight.size for sight in seen) for seen in (task.sights, task.insights))
+        shapes = {name: each.shape for name, each in task.spec.observation.items()}
+        assert shapes == dict(zip(("state", "privileged"), ((n,) for n in sizes), strict=True))
+        assert "base_lin_vel" in [sight.name for sight in task.insights]
+        assert task.mirror() is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("FL_roll", "FL_roll", "; posture of qpos0; mirror symmetry"),
+        ('"FL_roll" ctrl', '"FL_roll" kp="50" ctrl', "a gain of the joint FL_roll is 50, and in "),
+        (
+            '"FL_hip" pos="0.18',
+            '"FL_hip" pos="0.21',
+            "the foot FL_shin has no image on the other",
+        ),
+    ],
+)
+def test_it_is_told_what_keeps_a_robot_from_its_mirror_image(tmp_path, old, new, words):
+    path = tmp_path / "robot.xml"
+    path.write_text(DOG.read_text().replace(old, new))
+    assert words in Legged(xml_file=str(path)).described()
+
+
+def test_what_holds_a_foot_is_no_contact(tmp_path):
+    """In the air, a linkage pulls at a foot's body."""
+    path = tmp_path / "robot.xml"
+    bar = '<equality><connect body1="FL_shin" body2="FL_thigh" anchor="0 0 -.1"/></equality>'
+    path.write_text(DOG.read_text().replace("<actuator>", f"{bar}<actuator>"))
+    task = Legged(xml_file=str(path))
+    model = task.physics_model()
+
+    def hanging(qpos: Any) -> tuple[Any, Any]:
+        now = physics.forward(model, physics.init(model, qpos))
+        return now.cfrc_ext[task._stands.feet[0]], task.contacts(now)
+
+    bent = task.at_home + np.float32([0, 0, 1, *[0] * 6, 0.3, *[0] * 9])
+    wrench, contacts = simd.vectorize(hanging)(bent[None])
+    assert np.abs(wrench).max() > 1 and not contacts.any()
+
+
+def test_a_servo_costs_what_its_joint_lets_through(tmp_path):
+    text = DOG.read_text().replace(' forcerange="-18 18"', "")
+    path = tmp_path / "robot.xml"
+    path.write_text(
+        text.replace('<joint axis="0 1 0"', '<joint actuatorfrcrange="-18 9" axis="0 1 0"')
+    )
+    task, asked = Legged(xml_file=str(path)), jnp.linspace(-30.0, 30.0, 12)
+    now: Any = SimpleNamespace(actuator_force=asked, qvel=jnp.ones(18))
+    np.testing.assert_array_equal(task.forces(now), jnp.clip(asked, -18.0, 9.0))
+    np.testing.assert_array_equal(task.powers(now), jnp.clip(asked, -18.0, 9.0))
 
 
 def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
     path = tmp_path / "robot.xml"
     path.write_text(DOG.read_text().replace('kp="40"', 'kp="3"'))
     with pytest.raises(SeedbedError, match=r"not stand in .*: it.*stiffer servos \(--env.kp\)"):
-        Legged(xml_file=str(path))
+        _ = Legged(xml_file=str(path)).feet
     assert Legged(xml_file=str(path), kp=40.0).feet
     with pytest.raises(SeedbedError, match="does not stand"):
-        Legged(xml_file=str(DOG), kp=3.0)
+        _ = Legged(xml_file=str(DOG), kp=3.0).feet
     with pytest.raises(SeedbedError, match="frame_skip is -1; give 0 or more"):
         Legged(xml_file=str(DOG), frame_skip=-1)
 

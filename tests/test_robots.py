@@ -21,7 +21,7 @@ from seedbed.envs.device.mujoco import TaskState
 from seedbed.envs.device.packaged import packaged_file
 from seedbed.envs.device.robots.go1 import Go1Joystick
 from seedbed.envs.device.robots.legged import Legged
-from seedbed.envs.device.robots.mirror import sides_of
+from seedbed.envs.device.robots.mirror import Asymmetric, sides_of
 from seedbed.envs.device.robots.spot import SpotJoystick
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
@@ -312,15 +312,15 @@ def test_a_step_in_the_mirror_shows_the_image_of_the_step(kind, robots, tmp_path
     model = task.compiled()
     feet = task.feet
     sides = sides_of(model, task.at_home, feet)
-    assert sides is not None
     # A servo that turns its joint the other way has the other sign; a stronger one has no image.
     model.actuator_gear[0, 0] = -1
     geared = sides_of(model, task.at_home, feet)
-    assert geared is not None and geared.joints == sides.joints
+    assert geared.joints == sides.joints
     wrong = np.array(geared.servos.signs) != sides.servos.signs
     assert sorted(np.flatnonzero(wrong)) == sorted([0, sides.servos.order[0]])
     model.actuator_gainprm[0, 0] *= 2
-    assert sides_of(model, task.at_home, feet) is None
+    with pytest.raises(Asymmetric, match="a gain of the joint FR_hip is .*, and in the mirror"):
+        sides_of(model, task.at_home, feet)
     opened = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 64))
     actions = np.float32(rng.uniform(-1, 1, (64, 12)))
     ride = opened.inner.kept

@@ -113,6 +113,8 @@ def train_settled(
     config = settled.config
     for note in settled.notes:
         _tell(note)
+    if described := getattr(config.env, "described", None):
+        _tell(f"{config.name}: {described()}")
     # What is refused must leave no folder behind: also an option that cannot be saved.
     encoded, files = with_copy(to_json(config))
     # A run that was killed before its first checkpoint begins again, with the same weights.

@@ -325,6 +325,7 @@ def _check(arguments: list[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     given = parser.parse_args(arguments)
     from seedbed.envs.device import packaged
+    from seedbed.envs.device.robots.standing import verdict
     from seedbed.physics.summary import summary
 
     model = given.model
@@ -333,6 +334,7 @@ def _check(arguments: list[str]) -> int:
     for line in summary(model):
         _print(line)
     _print(f"it can be simulated; next: {_TASK_GUIDE}")
+    _print(verdict(Path(model)))
     return ExitStatus.FINISHED
 
 

@@ -107,7 +107,8 @@ class ActingAgent(NetworkAgent):
             raise SeedbedError(f"{said}: give layers an even number of units, not {sizes}")
         if self.spec is not None and self.spec.mirror is None:
             raise SeedbedError(
-                f"{said}, but the environment tells no mirror symmetry (`mirror` of its EnvSpec); give False"
+                f"{said}, but the environment tells no mirror symmetry (`mirror` of its EnvSpec); give "
+                "False, or see in `seedbed check FILE.xml` what of a robot has no image"
             )
 
     def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:

@@ -43,14 +43,15 @@ def with_env_options(env: _Env, given: Mapping[str, Any]) -> _Env:
     """Returns an environment with other options: its own fields, or arguments of what makes it.
 
     Arguments are those of a Gymnasium environment's class, of a factory, or of EnvPool. A value that is
-    `Words` becomes what the argument takes; fields are left out of these, since the command line has a parser
-    for them. Raises SeedbedError, with the nearest name, if there is no such option, or for a value that
-    cannot be.
+    `Words` becomes what the argument takes. Fields are left out of these, since the command line has a parser
+    for them, but for those of which the defaults depend (`early`). Raises SeedbedError, with the nearest
+    name, if there is no such option, or for a value that cannot be.
     """
     made: Any = env
     fields = [f.name for f in dataclasses.fields(made) if f.init and f.name not in IDENTITY]
     changed = {name: plain_tuple(value) for name, value in given.items() if name in fields}
-    changed = {name: value for name, value in changed.items() if not isinstance(value, Words)}
+    early = {name: _early(made, name, value) for name, value in changed.items()}
+    changed = {name: value for name, value in early.items() if not isinstance(value, Words)}
     others = {name: value for name, value in given.items() if name not in fields}
     if others and not hasattr(made, "kwargs"):
         # The parser of the command line refuses its own, with options of other parts in mind.
@@ -208,6 +209,16 @@ def _value(name: str, given: Any, known: Mapping[str, inspect.Parameter] | None)
             return True
         raise UsageError(f"{option} needs a value")
     return _read(option, given.given[0], kinds)
+
+
+def _early(env: Any, name: str, given: Any) -> Any:
+    """Returns the value of a field that must be known early; what is not, or cannot be read, as it is."""
+    if not isinstance(given, Words) or name not in getattr(env, "early", ()):
+        return given
+    if isinstance(getattr(env, name), tuple):
+        return given.given
+    number = _number(given.given[0], frozenset({float})) if len(given.given) == 1 else None
+    return given if number is None else number
 
 
 def _read(option: str, text: str, kinds: frozenset[type] | None) -> Any:

@@ -62,6 +62,11 @@ def resolve(name: str) -> HostEnvConfig | Environment:
     if name.endswith(".xml"):
         legged: Any = importlib.import_module("seedbed.envs.device.robots.legged").Legged
         return legged(xml_file=str(Path(name).expanduser().absolute()))
+    if name.endswith(".urdf"):
+        raise TaskError(
+            f"{name} is URDF, which has no floor, free joint or servos: convert it to MJCF and train that "
+            "(docs/train-your-robot.md has how)"
+        )
     if ":" in name:
         # Gymnasium's own form, module:EnvId-v0, has a dash, which a Python name cannot have.
         target = name.partition(":")[2]

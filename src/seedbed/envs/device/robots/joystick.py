@@ -240,7 +240,7 @@ class JoystickTask(SensedRobot, abc.ABC):
         command, told = ride.command, self.told(ride)
         off = squares(command[:2] - self.velocity(now)[:2])
         off_turning = jnp.square(command[2] - self.turning(now)[2])
-        feet, force = self.moved_feet(now, ride.feet), jnp.abs(now.actuator_force)
+        feet, force = self.moved_feet(now, ride.feet), jnp.abs(self.forces(now))
         landed = self.landed(ride, feet)
         along = jnp.square(self.foot_velocities(now)[:, :2]).sum(axis=1)
         off_height = jnp.abs(self.heights(now) - self.clearance)

@@ -10,6 +10,7 @@ import numpy as np
 
 from seedbed.envs.device.robots.sensed import SensedRobot, Sight
 from seedbed.spaces import PRIVILEGED, Mirror, Reflection, joined
+from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
@@ -41,6 +42,10 @@ _TURNED += _numbers("FRAMEXAXIS", "FRAMEYAXIS", "FRAMEZAXIS")
 _REFERRED = _numbers("FRAMEPOS", "FRAMELINVEL", "FRAMEANGVEL", "FRAMELINACC")
 
 
+class Asymmetric(SeedbedError):
+    """Raised for a robot without a mirror symmetry; it says which part has no image."""
+
+
 class Sides(NamedTuple):
     """The images of a robot's parts in a mirror."""
 
@@ -66,9 +71,12 @@ class Sides(NamedTuple):
 def mirror_of(task: SensedRobot) -> Mirror | None:
     """Returns the symmetry of a robot and its task; None if the robot or what it sees has none."""
     model = task.compiled()
-    sides = sides_of(model, task.at_home, task.feet)
+    try:
+        sides = sides_of(model, task.at_home, task.feet)
+    except Asymmetric:
+        return None
     measured = {model.sensor(name).id for sight in task.sights for name in sight.sensors}
-    if sides is None or not task.sights or not _straight(model, task.at_home, measured):
+    if not task.sights or not _straight(model, task.at_home, measured):
         return None
     parts = [[sides.of(sight) for sight in seen] for seen in (task.sights, task.insights)]
     if None in parts[0] + parts[1]:
@@ -120,8 +128,8 @@ def _near(data: Any) -> float:
     return _NEAR * float(np.abs(data.xanchor[1:]).max(initial=0.0))
 
 
-def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
-    """Returns what a mirror across the trunk's xz plane makes of a robot; None if it has no such symmetry.
+def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides:
+    """Returns what a mirror across the trunk's xz plane makes of a robot; raises Asymmetric without symmetry.
 
     Joints are images of each other by their places and axes, feet by their places, and actuators by their
     joints, in the posture `qpos`, which must be symmetric too. Masses and ranges are not compared: those of
@@ -144,37 +152,52 @@ def sides_of(model: Any, qpos: np.ndarray, feet: Sequence[str]) -> Sides | None:
     off_axis = np.linalg.norm(apart - along[..., None] * axes, axis=-1)
     same = (np.abs(parallel) > 0.98) & (off_axis < near)
     distances = np.where(same, np.linalg.norm(apart, axis=-1), np.inf)
-    joints = _matched(distances, np.sign(parallel))
+    names = [f"the joint {model.joint(i).name or i}" for i in range(1, model.njnt)]
+    joints = _matched(distances, np.sign(parallel), names)
     sites = np.array([_place(model, data, foot) for foot in feet])
     apart = np.linalg.norm((across * sites)[:, None] - sites, axis=-1)
-    paired = _matched(np.where(apart < near, apart, np.inf), np.ones(apart.shape))
-    if joints is None or paired is None:
-        return None
+    distances = np.where(apart < near, apart, np.inf)
+    paired = _matched(distances, np.ones(apart.shape), [f"the foot {foot}" for foot in feet])
     bent, signs = qpos[7:], np.array(joints.signs)
-    if not np.allclose(signs * bent[list(joints.order)], bent, atol=_BENT):
-        return None
+    _require_alike(signs * bent[list(joints.order)], bent, names, "the posture", (1e-5, _BENT))
     servos = model.actuator_trnid[:, 0] - 1
+    driven = [names[joint] for joint in servos]
     order = [np.flatnonzero(servos == joints.order[joint]) for joint in servos]
-    if any(len(found) != 1 for found in order):
-        return None
+    for name, found in zip(driven, order, strict=True):
+        if len(found) != 1:
+            raise Asymmetric(f"the image of {name} has {len(found)} servos")
     images = np.array([int(found[0]) for found in order])
     geared = model.actuator_gear[:, 0] * model.actuator_gear[images, 0]
     strengths = [model.actuator_gainprm[:, 0], *model.actuator_biasprm[:, 1:3].T]
-    if not all(np.allclose(each, each[images], rtol=_STRONGER) for each in strengths):
-        return None
+    for each in strengths:
+        _require_alike(each[images], each, driven, "a gain", (_STRONGER, 1e-8))
     signs, images = signs[servos], tuple(map(int, images))
-    driven, told = (tuple(map(int, each)) for each in (signs, signs * np.sign(geared)))
-    return Sides(Reflection(images, driven), Reflection(images, told), paired)
+    moved, told = (tuple(map(int, each)) for each in (signs, signs * np.sign(geared)))
+    return Sides(Reflection(images, moved), Reflection(images, told), paired)
 
 
-def _matched(distances: np.ndarray, signs: np.ndarray) -> Reflection | None:
-    """Returns the reflection of what is nearest to images, with the signs of pairs; None if one has none.
+def _require_alike(
+    images: np.ndarray, own: np.ndarray, names: Sequence[str], what: str, near: tuple[float, float]
+) -> None:
+    """Raises Asymmetric, with the first of `names`, unless numbers [n] are those of their images.
 
-    Both arguments are [n, n]; a distance is infinite where two parts cannot be images of each other.
+    `near` is by how much they may differ: as a share, and besides.
+    """
+    for i in np.flatnonzero(~np.isclose(images, own, *near)):
+        raise Asymmetric(
+            f"{what} of {names[int(i)]} is {own[i]:.4g}, and in the mirror {images[i]:.4g}"
+        )
+
+
+def _matched(distances: np.ndarray, signs: np.ndarray, names: Sequence[str]) -> Reflection:
+    """Returns the reflection of what is nearest to images, with the signs of pairs.
+
+    Both arrays are [n, n]; a distance is infinite where two parts cannot be images of each other. Raises
+    Asymmetric, with its name, if a part has no image.
     """
     order, every = distances.argmin(axis=1), np.arange(len(distances))
-    if not np.isfinite(distances.min(axis=1)).all() or (order[order] != every).any():
-        return None
+    for i in np.flatnonzero(np.isinf(distances.min(axis=1)) | (order[order] != every)):
+        raise Asymmetric(f"{names[int(i)]} has no image on the other side")
     return Reflection(tuple(map(int, order)), tuple(map(int, signs[every, order])))
 
 

@@ -175,7 +175,11 @@ class SensedRobot(ServoedTask, abc.ABC):
         """Returns the powers of the actuators [nu], in W: their speeds times their forces."""
         model = self.physics_model()
         speeds = jnp.stack(tendons.speeds(model.actuator_moment, now.qvel))
-        return model.actuator_gear[:, 0] * speeds * now.actuator_force
+        return model.actuator_gear[:, 0] * speeds * self.forces(now)
+
+    def forces(self, now: physics.Data) -> Array:
+        """Returns the forces [nu] of the actuators of which the reward has the cost, in N or N m."""
+        return now.actuator_force
 
     def velocity(self, now: physics.Data) -> jax.Array:
         """Returns the trunk's velocity in its own frame [3], in m/s."""
