@@ -26,7 +26,10 @@ class Robot:
         servos = np.array(told["servo_damping"].split(","), float)  # their part of kd
         self.model.actuator_gainprm[:, 0], self.model.actuator_biasprm[:, 1] = kp, -kp
         self.model.actuator_biasprm[:, 2], self.model.dof_damping[self.dofs] = -servos, kd - servos
-        mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
+        torques = bounds(told["torque_ranges"])
+        self.model.actuator_forcelimited[:] = np.isfinite(torques[0])
+        self.model.actuator_forcerange[:] = np.nan_to_num(np.transpose(torques))
+        self.data.qpos[:] = np.array(told["opening_qpos"].split(","), float)
 
     def joints(self):
         return self.data.qpos[self.places], self.data.qvel[self.dofs]
@@ -43,6 +46,11 @@ class Robot:
         mujoco.mj_step(self.model, self.data, round(seconds / self.model.opt.timestep))
 
 
+def bounds(text):
+    """The least and the largest numbers; null is none."""
+    return np.array([each or (-np.inf, np.inf) for each in json.loads(text)]).T
+
+
 def main(policy, scene, command=(0.5, 0.0, 0.0), seconds=10.0):
     session = onnxruntime.InferenceSession(policy)
     told = session.get_modelmeta().custom_metadata_map
@@ -50,7 +58,7 @@ def main(policy, scene, command=(0.5, 0.0, 0.0), seconds=10.0):
         np.array(told[key].split(","), float) for key in ("default_joint_pos", "action_scale")
     )
     robot, period = Robot(scene, told), 1 / float(told["rate_hz"])
-    terms = json.loads(told["observation_terms"])
+    terms, (low, high) = json.loads(told["observation_terms"]), bounds(told["target_ranges"])
     actions = [np.zeros(len(rest))] * 3  # the newest first
     due = time.perf_counter()
     for _ in range(round(seconds / period)):
@@ -63,7 +71,8 @@ def main(policy, scene, command=(0.5, 0.0, 0.0), seconds=10.0):
         seen = np.concatenate([parts[term["name"]] for term in terms])[None].astype(np.float32)
         (action,) = session.run(["action"], {session.get_inputs()[0].name: seen})
         actions = [action[0], *actions[:2]]
-        robot.send(rest + scale * actions[int(told["action_delay"])], period)
+        targets = rest + scale * actions[int(told["action_delay"])]
+        robot.send(np.clip(targets, low, high), period)
         due += period
         time.sleep(max(0.0, due - time.perf_counter()))
     told = f"told to walk {command[0] * seconds:.1f} m forward"

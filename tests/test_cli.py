@@ -15,8 +15,12 @@ import pytest
 
 import seedbed
 from seedbed import cli
+from seedbed.agents.dqn import Dqn
+from seedbed.agents.impala import Impala
+from seedbed.agents.sac import Sac
 from seedbed.config import flags, resolve
 from seedbed.exit_status import ExitStatus, StoppedEarly
+from seedbed.run.options import CentralConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
@@ -344,6 +348,16 @@ def test_actors_are_those_that_the_container_allows_and_stay_so(trained, monkeyp
     assert trained[1].config.actors == 2
     assert cli.main(["train", "--resume", "--run", "r", "--actors", "0"]) == 0
     assert trained[2].config.actors == 1
+
+
+def test_environments_of_replay_make_enough_steps_each(monkeypatch):
+    """With 64 cores' worth of them, none would end an episode of 1,000 steps."""
+    monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 64)
+    config = CentralConfig(steps=500_000, envs_per_actor=8)
+    counts = [config.fitted(agent).actors for agent in (Sac(), Dqn(), Impala())]
+    assert counts == [12, 12, 64]
+    assert dataclasses.replace(config, actors=64).fitted(Sac()).actors == 64
+    assert dataclasses.replace(config, steps=1).fitted(Sac()).actors == 1
 
 
 def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, tmp_path):

@@ -39,6 +39,7 @@ from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
+BALL = '<body name="ball" pos="2 0 .1"><freejoint/><geom size=".1"/></body>'
 DOG = Path(__file__).parents[1] / "examples" / "dog.xml"
 KINDS = {
     "go1": lambda path: Go1Joystick(xml_file=path, noise_level=0.0, solver_iterations=0),
@@ -266,7 +267,52 @@ def test_a_robot_of_a_file_stands_in_the_first_keyframe(tmp_path):
     path.write_text(text.replace("</keyframe>", f'<key name="home" qpos="{fallen}"/></keyframe>'))
     task = Legged(xml_file=str(path), noise_level=0.0, push_speed=0.0)
     assert task.home == "stand"
-    assert Robot(path, metadata(deployment(task))).data.qpos[2] == pytest.approx(0.278)
-    path.write_text(quadruped.xml(home="other"))
-    with pytest.raises(SeedbedError, match=r"robot.xml lacks the keyframe stand, in which the"):
-        Robot(path, metadata(deployment(task)))
+    told = metadata(deployment(task))
+    np.testing.assert_allclose(Robot(path, told).data.qpos, task.opening, atol=1e-6)
+    path.write_text(path.read_text().replace("</worldbody>", f"{BALL}</worldbody>"))
+    with pytest.raises(
+        SeedbedError, match=r"robot.xml has 26 positions, and the policy begins in 19"
+    ):
+        Robot(path, told)
+
+
+def test_a_robot_begins_where_training_does(tmp_path):
+    """Training corrects a posture that begins in the ground, which would throw a robot out of it."""
+    path = tmp_path / "low.xml"
+    path.write_text(DOG.read_text().replace('pos="0 0 .27"', 'pos="0 0 0"'))
+    told = metadata(deployment(Legged(xml_file=str(path))))
+    example: Any = runpy.run_path(str(DOG.parent / "drive_robot.py"))
+    for robot in (Robot(path, told), example["Robot"](str(path), told)):
+        mujoco.mj_forward(robot.model, robot.data)
+        assert robot.data.ncon and min(each.dist for each in robot.data.contact) > -0.01
+
+
+def test_a_robot_is_driven_within_the_ranges_of_the_training(tmp_path):
+    """The scene has none of them, and the joints of the training bear less than its servos give."""
+    bare, weak = tmp_path / "bare.xml", tmp_path / "weak.xml"
+    bare.write_text(re.sub('(ctrl|force)range="[^"]*"', "", DOG.read_text()))
+    weak.write_text(DOG.read_text().replace("<joint ", '<joint actuatorfrcrange="-5 9" ', 1))
+    task = Legged(xml_file=str(weak))
+    told, trained = metadata(deployment(task)), task.compiled()
+    assert json.loads(told["torque_ranges"]) == [[-5, 9]] * 12
+    assert json.loads(told["target_ranges"])[:2] == [[-0.5, 0.5], [-0.9, 0.9]]
+    assert told["joint_frictionloss"].split(",") == ["0.1"] * 12
+    assert told["joint_armature"].split(",") == ["0.005"] * 12 and told["base_body"] == "trunk"
+    data, action = mujoco.MjData(trained), np.tile([3.0, -3.0, 3.0], 4)
+    data.qpos[:], data.ctrl[:] = task.opening, task.rest + task.action_scale * action
+    mujoco.mj_step(trained, data, 5)
+    ours = Robot(bare, told)
+    ours.act(action, 0.02)
+    example: Any = runpy.run_path(str(DOG.parent / "drive_robot.py"))
+    theirs = example["Robot"](str(bare), told)
+    theirs.send(np.clip(data.ctrl, *example["bounds"](told["target_ranges"])), 0.02)
+    for robot in (ours, theirs):
+        np.testing.assert_allclose(
+            robot.data.ctrl, np.clip(data.ctrl, *trained.actuator_ctrlrange.T)
+        )
+        np.testing.assert_allclose(robot.data.qfrc_actuator, data.qfrc_actuator, atol=1e-3)
+        np.testing.assert_allclose(robot.data.qpos, data.qpos, atol=1e-4)
+    assert np.isclose(np.abs(data.qfrc_actuator), [[5], [9]]).any(axis=1).all()
+    free = metadata(deployment(Legged(xml_file=str(bare))))
+    assert json.loads(free["target_ranges"]) == json.loads(free["torque_ranges"]) == [None] * 12
+    Robot(bare, free)

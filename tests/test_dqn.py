@@ -307,10 +307,18 @@ def test_normalised_observations_are_those_of_the_items():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epsilon", 1.5), ("n_step", 0), ("min_size", 2_000_000), ("error_clip", -1.0), ("ratio", 0)],
+    [
+        ("epsilon", 1.5),
+        ("n_step", 0),
+        ("min_size", 2_000_000),
+        ("error_clip", -1.0),
+        ("ratio", 0),
+        ("epsilon_final", 0.01),
+        ("importance_exponent", 0.5),
+    ],
 )
 def test_values_that_cannot_work_are_refused_by_name(field, value):
-    with pytest.raises(SeedbedError, match=f"Dqn.{field} is .*; give"):
+    with pytest.raises(SeedbedError, match=f"Dqn.{field} is .*give"):
         Dqn(**{field: value})
 
 

@@ -138,6 +138,7 @@ def test_a_robot_trains_from_its_file_and_is_evaluated(tmp_path, monkeypatch, ca
     size += ["--evaluate-episodes", "2", "--run", "run", "--env.episode-steps", "20"]
     assert cli.main(["train", "robot.xml", *size]) == 0
     monkeypatch.chdir("/")
+    (tmp_path / "robot.xml").unlink()
     assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "2"]) == 0
     assert "return" in capsys.readouterr().out
 
@@ -196,6 +197,17 @@ def test_servos_stand_as_stiff_as_the_task_says(tmp_path):
         Legged(xml_file=str(DOG), kp=3.0)
     with pytest.raises(SeedbedError, match="frame_skip is -1; give 0 or more"):
         Legged(xml_file=str(DOG), frame_skip=-1)
+
+
+def test_a_damping_ratio_is_that_of_the_stiffness_of_the_task(tmp_path):
+    path, text = tmp_path / "robot.xml", DOG.read_text().replace('kv=".5"', 'dampratio=".7"')
+    path.write_text(text.replace('kp="40"', 'kp="80"'))
+    stiff = Dog(xml_file=str(path)).compiled()
+    path.write_text(text)
+    stiffer = Dog(xml_file=str(path), kp=80.0).compiled()
+    np.testing.assert_array_equal(stiffer.actuator_biasprm, stiff.actuator_biasprm)
+    np.testing.assert_array_equal(stiffer.actuator_gainprm, stiff.actuator_gainprm)
+    assert (stiff.actuator_biasprm[:, 2] < -0.1).all()
 
 
 def test_a_file_that_was_edited_is_read_again(tmp_path, monkeypatch):

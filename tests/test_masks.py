@@ -304,6 +304,15 @@ def test_the_end_of_an_episode_needs_no_mask_and_a_late_one_is_refused():
         host.step(np.zeros(1, np.int32)).observation[ACTION_MASK], [[1, 1, 1]]
     )
 
+    class CutOff(AtTheEnd):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self.observation_space.sample(), 1.0, False, True, {}
+
+    host = GymHost(CutOff, "masked", 1, 0)
+    host.reset()
+    with pytest.raises(SeedbedError, match="no action_mask, which that of the first reset had"):
+        host.step(np.zeros(1, np.int32))
+
     class Late(Masked):
         def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
             return super().reset(**given)[0], {"action_mask": None}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +18,12 @@ from numpy_jaxpr import evaluate
 from seedbed import physics, simd
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
+from seedbed.envs.device.robots.legged import Legged
 from seedbed.physics.constants import DERIVED
 from seedbed.physics.leaves import LEAVES
 from seedbed.types import SeedbedError
 
+DOCS = Path(__file__).parents[1] / "docs"
 ROBOT = """
 <mujoco>
   <option timestep=".004"/>
@@ -211,3 +215,23 @@ def test_draws_of_what_a_file_may_not_have_are_refused(bounds):
 def test_a_task_whose_frictions_are_drawn_knows_whether_contacts_stay_soft(least, soft):
     draws = (Scale("geom_friction", least, 1), Scale("body_mass", 0.8, 1.2))
     assert randomise(Ant(), *draws).soft == soft
+
+
+@pytest.mark.parametrize("page", ["train-your-robot.md", "environments.md"])
+def test_the_friction_that_a_page_draws_is_that_of_contacts(page):
+    text = (DOCS / page).read_text()
+    (drawn,) = re.findall(r'Scale\("geom_friction", .*?\)(?=,)', text)
+    of = re.findall('of="(.*)"', drawn)
+    task = Legged(xml_file=str(DOCS.parent / "examples" / "dog.xml")) if of else Ant()
+    randomise(task, Scale("geom_friction", 0.4, 1.0, *of))
+
+
+def test_draws_of_a_friction_that_no_contact_has_are_refused():
+    """Ant's geoms all have the friction 1, and a contact the larger one."""
+    slippery = Scale("geom_friction", 0.4, 1.0, of="floor")
+    with pytest.raises(
+        SeedbedError, match="no contact has the friction of 'floor' from 0.4 to 1.0"
+    ):
+        randomise(Ant(), slippery)
+    randomise(Ant(), slippery, Scale("geom_friction", 0.4, 1.0, of="*ankle_geom"))
+    randomise(Ant(), Scale("geom_friction", 0.4, 1.5, of="floor"))

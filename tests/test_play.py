@@ -25,10 +25,13 @@ from puck import FILE, Puck
 from seedbed import cli, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
+from seedbed.envs.device.changes import delay
 from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.randomisation import Scale, randomise
 from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.wrappers import time_limit
 from seedbed.llvm import host_target
-from seedbed.play import watching
+from seedbed.play import command, watching
 from seedbed.play.meshes import MOST_FACES, coarse, creased
 from seedbed.play.page import Player, describe, write_page
 from seedbed.play.plain import Plain
@@ -362,6 +365,18 @@ def test_what_cannot_be_played_is_refused(arguments, text, tmp_path, monkeypatch
     assert cli.main(["play", *(places.get(each, each) for each in arguments)]) != 0
     assert text in capsys.readouterr().err
     assert not [*tmp_path.glob("*.html")]
+
+
+def test_a_robot_in_wrappers_is_played_unless_they_change_what_it_sees(tmp_path):
+    varied = time_limit(randomise(Puck(), Scale("body_mass", 0.9, 1.1)), 7)
+    envs = {"varied": varied, "late": delay(varied, observation=1)}
+    for name, env in envs.items():
+        config = TrainConfig(env, Ppo(hidden_sizes=(4,)), FusedConfig(), "puck/ppo")
+        write_run(tmp_path / name, config)
+    player = command.player_of(str(tmp_path / "varied"), trust=True)
+    assert player.env == Puck(episode_steps=7) and player.policy is not None
+    with pytest.raises(SeedbedError, match="late has no robot to draw: .*, and not Delay; seedbed"):
+        command.player_of(str(tmp_path / "late"), trust=True)
 
 
 @pytest.mark.slow

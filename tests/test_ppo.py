@@ -435,6 +435,7 @@ def test_the_network_sees_normalised_observations():
         ({"schedule": "adaptive", "epochs": 1, "minibatches": 1}, "schedule is adaptive, but with"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; give more than 0"),
         ({"target_kl": 0.0}, "target_kl is 0.0; give more than 0"),
+        ({"target_kl": 0.02}, "target_kl is 0.02, which does nothing: give schedule adaptive"),
         ({"reward_scale": 0.0}, "reward_scale is 0.0; give more than 0"),
         ({"least_scale": 0.0}, "least_scale is 0.0; give more than 0"),
         ({"initial_scale": 0.001}, "initial_scale is 0.001; give more than least_scale"),

@@ -17,6 +17,7 @@ from seedbed.arguments import checked, require, require_fields, require_seed
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import to_json
+from seedbed.config.scenes import with_copy
 from seedbed.config.settle import Request, Settled, settle, with_options
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.names import ON_DEVICE
@@ -114,7 +115,7 @@ def train_settled(
     for note in settled.notes:
         _tell(note)
     # What is refused must leave no folder behind: also an option that cannot be saved.
-    encoded = to_json(config)
+    encoded, files = with_copy(to_json(config))
     # A run that was killed before its first checkpoint begins again, with the same weights.
     checkpoints = (request.run or Path()) / CHECKPOINTS
     begun = request.resume and checkpoints.is_dir() and list_steps(checkpoints)
@@ -125,7 +126,7 @@ def train_settled(
     keep_programs()
     module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
     screen = make_view(config.runtime.steps, config.name, name_of(path))
-    with kept(path, _tell), folder.training(encoded):
+    with kept(path, _tell), folder.training(encoded, files):
         if getattr(config.runtime, "actors", 0) == AUTO:
             config = _sized(config)
             folder.write_config(to_json(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import struct
 import zlib
@@ -50,6 +51,14 @@ def write_json(path: Path, value: Any) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def copy_once(file: Path, place: Path) -> None:
+    """Copies a file atomically to a place that has none yet, and makes its folders. Raises OSError."""
+    if not place.exists():
+        place.parent.mkdir(0o755, parents=True, exist_ok=True)
+        shutil.copyfile(file, unfinished(place))
+        unfinished(place).replace(place)
 
 
 def load_json(path: Path) -> Any:

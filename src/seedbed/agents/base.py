@@ -155,6 +155,13 @@ class BaseAgent(abc.ABC):
             if not fine:
                 raise SeedbedError(f"{self._name}.{name} is {value}; give {rule}")
 
+    def _require_use(self, used: bool, remedy: str, *names: str) -> None:
+        """Raises SeedbedError if a named option is not its default, but the others leave it unused."""
+        for name in () if used else names:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise SeedbedError(f"{self._name}.{name} is {value}, which does nothing: {remedy}")
+
     @property
     def _name(self) -> str:
         return type(self).__name__

@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 class Dqn(QLearningAgent):
     """An agent that learns by DQN; its fields are the hyperparameters, its methods are pure functions.
 
-    The defaults are those of double DQN on Atari, with Adam.
+    The defaults are those of double DQN on Atari, with Adam, but for `reward_clip`, which Atari needs at 1.
     """
 
     double: bool = True

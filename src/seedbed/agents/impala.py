@@ -1,7 +1,7 @@
 """IMPALA: actor-critic learning from slightly old experience, which V-trace corrects.
 
 Source: Espeholt et al. (2018), "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-Actor-Learner Architectures". The defaults are its Atari settings.
+Actor-Learner Architectures". The defaults are its Atari settings, but for `reward_clip`.
 """
 
 from __future__ import annotations

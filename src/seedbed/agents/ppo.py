@@ -90,6 +90,11 @@ class Ppo(ActorCriticAgent):
         self._require("0 or more", lambda x: x >= 0, "value_clip", "max_kl")
         positive = ("clip", "reward_scale", "learning_rate", "target_kl", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
+        self._require_use(
+            self.schedule == "adaptive",
+            "give schedule adaptive, or to skip minibatches that are further away, max_kl",
+            "target_kl",
+        )
         self._require(
             f"a number that divides batch, {self.batch}",
             lambda x: self.batch % x == 0,

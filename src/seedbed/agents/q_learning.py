@@ -96,6 +96,13 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         self._require("0 or more", lambda x: x >= 0, "epsilon_power", "epsilon_updates")
         positive = ("learning_rate", "adam_epsilon", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
+        self._require_use(
+            self.epsilon_updates > 0,
+            "give epsilon_updates, in which it is reached",
+            "epsilon_final",
+        )
+        prioritised = self.priority_exponent > 0
+        self._require_use(prioritised, "give priority_exponent", "importance_exponent")
         if self.spec is not None:
             self._num_actions()
 

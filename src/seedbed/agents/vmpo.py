@@ -225,6 +225,7 @@ class Vmpo(ActorCriticAgent):
         entropy = mean(self._entropy(policy, batch.behaviour.draw))
         loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
         metrics |= {
+            "loss/total": loss + penalty_loss,
             "kl": divergence.sum(),
             "temperature": temperature,
             "penalty": penalty[0],

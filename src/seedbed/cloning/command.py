@@ -14,6 +14,7 @@ from seedbed.cloning.learn import CloningOptions, Look, imitate, require_policy
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import to_json
+from seedbed.config.scenes import with_copy
 from seedbed.config.settle import settle
 from seedbed.policy import evaluate, forms_of, frame_stack_of
 from seedbed.printable import pasted
@@ -101,7 +102,7 @@ def clone(config: TrainConfig, data: Path, options: CloningOptions, run: Path, t
 
     folder = RunFolder.create(run, tell)
     with (
-        folder.training(to_json(config)),
+        folder.training(*with_copy(to_json(config))),
         RunSegment(folder, time.time(), 0, lambda: False, tell, {"data": str(data.absolute())}),
         CheckpointWriter(folder.checkpoints, 1, lock=folder.lock, claim=folder.claim) as writer,
     ):

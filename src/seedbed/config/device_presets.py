@@ -329,15 +329,15 @@ def pendulum_apg() -> TrainConfig:
     from seedbed.envs.device.classic.pendulum import Pendulum
 
     agent = Apg(
-        batch=8,
+        batch=4,
         gamma=0.97,
         entropy_cost=0.01,
         initial_scale=1.5,
         least_scale=0.2,
-        learning_rate=5e-3,
+        learning_rate=1e-2,
         value_learning_rate=5e-3,
     )
-    return TrainConfig(Pendulum(), agent, FusedConfig(steps=160_000))
+    return TrainConfig(Pendulum(), agent, FusedConfig(steps=80_000))
 
 
 def inverted_double_pendulum_apg() -> TrainConfig:

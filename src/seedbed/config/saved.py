@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config.configuration import RUNTIMES, TrainConfig
+from seedbed.config.scenes import SCENE, use_copy
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.files import load_json
@@ -54,11 +55,13 @@ def _require_unbound(env: Any) -> None:
 def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
     """Makes a configuration from the result of `to_json`, which `trust` tells the file of.
 
-    Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
-    if a part is missing or has an option that is unknown or cannot be.
+    An MJCF file is the run's copy of it, if there is one. Imports the classes of the agent and of an
+    on-device environment. Raises SeedbedError if that fails, or if a part is missing or has an option that
+    is unknown or cannot be.
     """
     data = revived(data)
     try:
+        use_copy(data, trust.run)
         kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
         options = {
             FORMER.get(str(name), str(name)): plain_tuple(value)
@@ -127,7 +130,7 @@ def read_config(file: Path, trust: bool = False) -> TrainConfig:
         raise SeedbedError(
             f"{printable(file)} is not a JSON object: `seedbed config --json` writes one"
         )
-    known = ["name", "env", "agent", "start", *RUNTIMES]
+    known = ["name", "env", "agent", "start", SCENE, *RUNTIMES]
     require_options(printable(file), data, known)
     return from_json(data, Trust(file.parent, file, trust))
 

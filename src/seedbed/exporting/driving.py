@@ -81,6 +81,8 @@ class Robot:
         within = _numbers(told["servo_damping"]) if "servo_damping" in told else 0.0 * damping
         self.servos = self._servos_of(joints, path)
         self._set_servos(_numbers(told["joint_stiffness"]), damping - within, within)
+        self.target_bounds = _bounds(told["target_ranges"])
+        self._set_ranges(joints, self.target_bounds, _bounds(told["torque_ranges"]))
         none, oldest = np.zeros(len(names)), 3 + max(term["delay"] for term in self.terms)
         self.actions = collections.deque([none] * oldest, maxlen=oldest)  # the newest first
         self.past: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=oldest)
@@ -90,7 +92,7 @@ class Robot:
         # Before the first action, as in training.
         self.target = _numbers(told["initial_target"]) if "initial_target" in told else none
         self.is_told = False
-        self._stand(told.get("keyframe", ""), path)
+        self._stand(_numbers(told["opening_qpos"]), path)
 
     def _number(self, kind: str, name: str) -> int:
         return mujoco.mj_name2id(self.model, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), name)
@@ -117,17 +119,24 @@ class Robot:
         self.model.actuator_biasprm[self.servos, 2] = -within
         self.model.dof_damping[self.dofs] = damping
 
-    def _stand(self, keyframe: str, path: Path) -> None:
-        number = self._number("KEY", keyframe) if keyframe else 0
-        if number < 0:
+    def _set_ranges(self, joints: list[Any], targets: np.ndarray, torques: np.ndarray) -> None:
+        """Sets the bounds [n, 2] of targets and torques, which may be infinite, in place of the scene's."""
+        model, servos = self.model, self.servos
+        for bounds, limited, ranges in (
+            (targets, model.actuator_ctrllimited, model.actuator_ctrlrange),
+            (torques, model.actuator_forcelimited, model.actuator_forcerange),
+        ):
+            limited[servos] = np.isfinite(bounds).all(axis=1)
+            ranges[servos] = np.where(np.isfinite(bounds), bounds, 0.0)
+        model.jnt_actfrclimited[[joint.id for joint in joints]] = 0
+
+    def _stand(self, opening: np.ndarray, path: Path) -> None:
+        if self.model.nq != len(opening):
             raise SeedbedError(
-                f"{printable(path)} lacks the keyframe {printable(keyframe)}, in which the policy begins: "
+                f"{printable(path)} has {self.model.nq} positions, and the policy begins in {len(opening)}: "
                 "name the scene that it was trained in"
             )
-        if self.model.nkey:
-            mujoco.mj_resetDataKeyframe(self.model, self.data, number)
-        self.data.qpos[self.places], self.data.qvel[:] = self.rest, 0.0
-        self.data.ctrl[self.servos] = self.rest
+        self.data.qpos[:], self.data.ctrl[self.servos] = opening, self.rest
         mujoco.mj_forward(self.model, self.data)
 
     def see(self, command: np.ndarray) -> np.ndarray:
@@ -178,11 +187,9 @@ class Robot:
     def act(self, action: np.ndarray, seconds: float) -> None:
         """Sends an action to the servos and lets time pass."""
         self.actions.appendleft(action)
-        low, high = self.model.actuator_ctrlrange[self.servos].T
-        limited = self.model.actuator_ctrllimited[self.servos] != 0
         centre = self.target if self.moves_target else self.rest
         wanted = centre + self.scale * self.actions[self.delay]
-        self.target = np.where(limited, np.clip(wanted, low, high), wanted)
+        self.target = np.clip(wanted, *self.target_bounds.T)
         self.data.ctrl[self.servos] = self.target
         for _ in range(round(seconds / self.model.opt.timestep)):
             mujoco.mj_step(self.model, self.data)
@@ -261,6 +268,11 @@ def drive(policy: Path, scene: Path, tell: Callable[[str], None] = lambda text: 
 
 def _numbers(text: str) -> np.ndarray:
     return np.array([float(part) for part in text.split(",")])
+
+
+def _bounds(text: str) -> np.ndarray:
+    """Returns ranges [n, 2], which are infinite where the text has null."""
+    return np.array([each or (-np.inf, np.inf) for each in json.loads(text)], float)
 
 
 def _matrix(quaternion: np.ndarray) -> np.ndarray:

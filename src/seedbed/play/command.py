@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seedbed.printable import printable
 from seedbed.run.bucket import run_path
@@ -103,11 +104,13 @@ def player_of(
     trust: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Player:
-    """Returns the robot of a run, with its best policy or its newest.
+    """Returns the robot of a run, as its file has it, with its best policy or its newest.
 
-    Raises SeedbedError as `restore` does, and if the run's environment is no MuJoCo task on the device.
+    Raises SeedbedError as `restore` does, and if the run's environment is no MuJoCo task on the device, or a
+    wrapper may change what its policy sees.
     """
     from seedbed.envs.device.mujoco import MujocoTask
+    from seedbed.envs.device.wrappers import changing, innermost
     from seedbed.play.page import Player
     from seedbed.policy import frame_stack_of, restore
     from seedbed.run.deployed import Policy
@@ -115,13 +118,18 @@ def player_of(
 
     run = run_path(what)
     trained = restore(run, warn, newest=newest, trust=trust)
-    if not isinstance(trained.env, MujocoTask):
+    env: Any = trained.env
+    task: Any = innermost(env)
+    hiding = changing(env)
+    if hiding or not isinstance(task, MujocoTask):
+        what = ", ".join(hiding) or type(task).__name__
         raise SeedbedError(
-            f"{printable(run)} has no robot to draw: a page plays a MuJoCo task on our own physics, "
-            f"without wrappers, and {type(trained.env).__name__.lstrip('_')} is none; seedbed report shows "
-            "its episodes"
+            f"{printable(run)} has no robot to draw: a page plays a MuJoCo task on our own physics, without "
+            f"wrappers that may change what its policy sees, and not {what}; seedbed report shows its "
+            "episodes"
         )
+    task = dataclasses.replace(task, episode_steps=env.episode_steps)
     spec, stack = policy_spec(trained.forms.spec), frame_stack_of(trained.env)
     policy = Policy(trained.agent, trained.params, spec, stack)
     member = f" ({trained.member})" if trained.member else ""
-    return Player(trained.env, policy, printable(Path(run).name) + member)
+    return Player(task, policy, printable(Path(run).name) + member)

@@ -11,12 +11,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from seedbed.exit_status import TemporaryError
-from seedbed.files import load_json, unfinished, write_json
+from seedbed.files import copy_once, load_json, unfinished, write_json
 from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import (
     TERMS,
@@ -40,6 +40,8 @@ LOCK = ".lock"
 """The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
 """The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
+SCENES = "scenes"
+"""The folder of the copies of MJCF files that the run has trained with."""
 LISTEN = "listen"
 """The folder of the run's key, and of its address for actors of other machines."""
 ROLES = "roles"
@@ -293,13 +295,16 @@ class RunFolder:
         """The path of the folder for the saved replay, which may be missing."""
         return self.path / "replay"
 
-    def write_config(self, config: dict[str, Any]) -> None:
+    def write_config(self, config: dict[str, Any], files: Mapping[str, Path] | None = None) -> None:
         """Writes the run's resolved configuration, atomically. Raises SeedbedError if the disk refuses it.
 
-        Call it only with the folder locked, from one thread at a time.
+        Copies `files`, named by their places in the folder, where their content never changes. Call it only
+        with the folder locked, from one thread at a time.
         """
         try:
             write_json(self.path / CONFIG, config)
+            for place, file in (files or {}).items():
+                copy_once(file, self.path / place)
         except OSError as error:
             raise _unusable(self.path, error) from error
 
@@ -316,12 +321,15 @@ class RunFolder:
         return config
 
     @contextlib.contextmanager
-    def training(self, config: dict[str, Any]) -> Iterator[None]:
+    def training(
+        self, config: dict[str, Any], files: Mapping[str, Path] | None = None
+    ) -> Iterator[None]:
         """Writes the configuration, for a run that trains in the `with` block; closes the folder at the end.
 
-        If the block raises before the run has saved a new checkpoint, a new run's folder is removed as
-        `discard_untrained` does, and a resumed run gets back the configuration that its checkpoints were
-        trained with. Raises SeedbedError if the configuration cannot be written. For one thread at a time.
+        `files` are those of `write_config`. If the block raises before the run has saved a new checkpoint, a
+        new run's folder is removed as `discard_untrained` does, and a resumed run gets back the configuration
+        that its checkpoints were trained with. Raises SeedbedError if the configuration cannot be written.
+        For one thread at a time.
         """
         with contextlib.closing(self):
             # Not before: by the last one, a bucket that refuses this start knows the next one as ours.
@@ -329,7 +337,7 @@ class RunFolder:
             former = self.read_config() if (self.path / CONFIG).exists() else None
             before = list_steps(self.checkpoints)
             try:
-                self.write_config(config)
+                self.write_config(config, files)
                 yield
             except BaseException:
                 if successor(self.path, self.claim):
@@ -366,14 +374,14 @@ class RunFolder:
             trained = metrics.exists() and metrics.stat().st_size > 0
             entries = list(self.path.iterdir())
             folders = [folder.name for folder in (self.checkpoints, self.replay, self.listen)]
-            own = (CONFIG, HISTORY, LOCK, SAVING, TERMS, ROLES, METRICS, *folders)
+            own = (SCENES, CONFIG, HISTORY, LOCK, SAVING, TERMS, ROLES, METRICS, *folders)
             if trained or any(
                 entry.name not in own and ".tfevents." not in entry.name for entry in entries
             ):
                 return
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
-            doomed = [self.replay, self.path / TERMS, self.path / ROLES]
+            doomed = [self.replay, *(self.path / name for name in (TERMS, ROLES, SCENES))]
             for folder in doomed if self._prepared else [*doomed, self.listen]:
                 shutil.rmtree(folder, ignore_errors=True)
             for entry in self.path.iterdir():

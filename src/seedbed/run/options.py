@@ -15,7 +15,7 @@ from seedbed.types import Agent, SeedbedError, on_policy
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
 # The default for agents that learn while acting goes on.
-_ENVS_PER_ACTOR = 32
+_USUAL_ENVS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class CentralConfig(_HostConfig):
     """The options of the central runtime, which are the same for every agent and environment."""
 
     actors: int | Literal["auto"] = 0
-    """Actor processes; 0: one for each core (PPO: what divides its batch), auto: as a plan finds best."""
+    """Actor processes; 0: one a core (PPO, replay: as batch, steps allow); auto: as a plan finds best."""
     envs_per_actor: int = 0
     """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
     listen: str = ""
@@ -179,10 +179,10 @@ class CentralConfig(_HostConfig):
                 f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
                 "is for agents that learn while others act, such as impala; ranks take --learners"
             )
-        part = 0 if experience is None else experience.batch // self.learners
-        most = math.gcd(_ENVS_PER_ACTOR, GROUPS * part) if self.learners > 1 else _ENVS_PER_ACTOR
-        actors = self.actors or (0 if self.listen else _cores())
-        envs = self.envs_per_actor or most
+        part = experience.batch // self.learners if experience else 0
+        envs = self.envs_per_actor or math.gcd(_USUAL_ENVS, GROUPS * part * (self.learners > 1))
+        cores, each = 0 if self.listen else _cores(), self.steps // (envs * self.learners)
+        actors = self.actors or sizes.usual_actors(agent, each, cores)
         if synchronous:
             actors, envs = _fitting(part, self.actors, self.envs_per_actor)
         _require_groups(envs)

@@ -10,6 +10,7 @@ from seedbed.types import (
     Replay,
     SeedbedError,
     differentiates,
+    learns_from_replay,
     on_policy,
     plays_episodes,
 )
@@ -18,6 +19,7 @@ MOST_SEEDS = 10_000
 """The most seeds of a population."""
 AUTO: Literal["auto"] = "auto"
 """The number of actors that `plan/sizing.py` chooses."""
+_LEAST_STEPS = 5_000
 
 
 def require_sizes(agent: Agent) -> None:
@@ -45,6 +47,14 @@ def require_sizes(agent: Agent) -> None:
         raise SeedbedError(f"{name}: burn_in is {experience.burn_in}; give 0 or more")
     if isinstance(experience, Replay) and not experience.ratio > 0:
         raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
+
+
+def usual_actors(agent: Agent, steps: int, cores: int) -> int:
+    """Returns the actors of a run that names none; environments of a single one would make `steps` each.
+
+    Actors share the steps. Replay fills with openings of episodes if environments make few steps each.
+    """
+    return min(cores, max(1, steps // _LEAST_STEPS)) if learns_from_replay(agent) else cores
 
 
 def require_unrolls(agent: Agent) -> None:

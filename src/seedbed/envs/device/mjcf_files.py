@@ -30,6 +30,14 @@ class Version(NamedTuple):
         return cls(path.absolute(), found.st_mtime_ns, found.st_size)
 
 
+def users_file(name: object) -> Path | None:
+    """Returns the absolute path of a file, which may be missing; None if its name is Gymnasium's or ours."""
+    if not isinstance(name, str) or is_packaged(name):
+        return None
+    path = Path(name).expanduser()
+    return path.absolute() if path.is_absolute() or name.startswith(".") else None
+
+
 def mjcf_file(name: str) -> Path:
     """Returns a file's path. A name that is neither absolute nor begins with `.` is Gymnasium's or ours.
 
@@ -38,9 +46,9 @@ def mjcf_file(name: str) -> Path:
     """
     if is_packaged(name):
         return packaged_file(name)
-    path = Path(name).expanduser()
-    if not path.is_absolute() and not name.startswith("."):
-        path = _OWN / path if (_OWN / path).is_file() else _ASSETS / path
+    path = users_file(name)
+    if path is None:
+        path = _OWN / name if (_OWN / name).is_file() else _ASSETS / name
     if not path.is_file():
         raise SeedbedError(f"there is no MJCF file {path}; give an absolute path, or one in ./")
     return path

@@ -16,7 +16,7 @@ from seedbed.nearest import did_you_mean
 from seedbed.physics.constants import DERIVED, set_const
 from seedbed.physics.leaves import LEAVES
 from seedbed.physics.model import Model
-from seedbed.physics.slots import stays_soft
+from seedbed.physics.slots import candidates, slots, stays_soft
 from seedbed.types import Array, Environment, EnvState, SeedbedError
 
 SERVOS = {"kp": 1, "kv": 2}
@@ -85,12 +85,13 @@ def randomise(env: Environment, *draws: Scale | Offset) -> Environment:
     """Draws new physics for each episode: each draw changes a leaf of the model, in the order given.
 
     For example `Scale("body_mass", 0.9, 1.1)`, `Offset("body_ipos", -0.05, 0.05, of="trunk")` and
-    `Scale("geom_friction", 0.4, 1, of="floor")`. The model stays consistent: inertias change with their
-    masses, both numbers of a servo's stiffness together, and how hard limits and contacts are follows
-    (`physics.set_const`). This must be the innermost wrapper.
+    `Scale("geom_friction", 0.4, 1)`. The model stays consistent: inertias change with their masses, both
+    numbers of a servo's stiffness together, and how hard limits and contacts are follows
+    (`physics.set_const`). A contact has the larger friction of both geoms, or that of the geom with the
+    higher priority. This must be the innermost wrapper.
 
-    Raises SeedbedError if `env` is not a MuJoCo task, a leaf cannot be varied, nothing has a name, or if
-    bounds are out of order or make a number negative that cannot be.
+    Raises SeedbedError if `env` is not a MuJoCo task, a leaf cannot be varied, nothing has a name, if
+    bounds are out of order or make a number negative that cannot be, or if no contact has the friction drawn.
     """
     if not hasattr(env, "physics_model"):
         raise SeedbedError(
@@ -101,6 +102,7 @@ def randomise(env: Environment, *draws: Scale | Offset) -> Environment:
     least: dict[str, np.ndarray] = {}
     for draw in draws:
         _check(model, draw, least)
+    _require_contacts(model, [draw for draw in draws if draw.leaf == "geom_friction"])
     friction = {name: x for name, x in least.items() if name in ("geom_friction", "pair_friction")}
     return _Randomise(env, draws, stays_soft(model, friction, jnp.float32))
 
@@ -126,8 +128,7 @@ def _check(model: Model, draw: Scale | Offset, least: dict[str, np.ndarray]) -> 
         hint = did_you_mean(draw.of, [name for name in _names(model, draw.leaf) if name])
         raise SeedbedError(f"randomise: {draw.leaf!r} has no element named {draw.of!r}{hint}")
     base = least.get(draw.leaf, np.asarray(_base(model, draw.leaf), np.float64))
-    chosen = _chosen(model, draw).reshape(-1, *(1,) * (base.ndim - 1))
-    changed, most = (np.where(chosen, draw.at(x, base), base) for x in (draw.low, draw.high))
+    changed, most = (_at(model, draw, bound, base) for bound in (draw.low, draw.high))
     if draw.leaf not in _SIGNED:
         least[draw.leaf] = changed
         if (changed < 0).any() or (draw.leaf in _POSITIVE and ((changed <= 0) & (base > 0)).any()):
@@ -135,6 +136,39 @@ def _check(model: Model, draw: Scale | Offset, least: dict[str, np.ndarray]) -> 
     if draw.leaf in LEAVES:  # raises if it refuses them
         model.replace(**{draw.leaf: changed})
         model.replace(**{draw.leaf: most})
+
+
+def _at(model: Model, draw: Scale | Offset, bound: float, base: np.ndarray) -> np.ndarray:
+    """Returns a leaf, which was `base`, after a draw whose numbers are all at a bound."""
+    chosen = _chosen(model, draw).reshape(-1, *(1,) * (base.ndim - 1))
+    return np.where(chosen, draw.at(bound, base), base)
+
+
+def _require_contacts(model: Model, draws: list[Scale | Offset]) -> None:
+    """Raises SeedbedError for a draw of friction that no contact has, whatever the other draws are."""
+    kinds = candidates(model)
+
+    def friction(bounds: list[float | None]) -> np.ndarray:
+        leaf = np.asarray(model.geom_friction, np.float64)
+        for draw, bound in zip(draws, bounds, strict=True):
+            leaf = leaf if bound is None else _at(model, draw, bound, leaf)
+        tables = [slots(model.replace(geom_friction=leaf), each) for each in kinds]
+        return np.concatenate([table.friction[table.condim == 3] for table in tables])
+
+    for i, draw in enumerate(draws):
+        for others in ([each.low for each in draws], [each.high for each in draws]):
+            without, *given = (
+                friction([*others[:i], bound, *others[i + 1 :]])
+                for bound in (None, draw.low, draw.high)
+            )
+            if any((each != without).any() for each in given):
+                break
+        else:
+            raise SeedbedError(
+                f"randomise: no contact has the friction of {draw.of!r} from {draw.low} to {draw.high}: it "
+                "has the larger of both geoms', or that of a <pair>; give these geoms a priority in the "
+                'file, or vary all (of="*")'
+            )
 
 
 def _names(model: Model, name: str) -> tuple[str, ...]:

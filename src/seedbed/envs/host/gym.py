@@ -286,10 +286,10 @@ class GymHost:
         self._ended[index] = False
         return self._seen(index, observation, info), 0.0, False, False, True
 
-    def _seen(self, index: int, observation: Any, info: Any) -> Any:
+    def _seen(self, index: int, observation: Any, info: Any, terminated: bool = False) -> Any:
         """Returns an observation with its mask, if the environment tells masks beside observations."""
         mask = info.get(ACTION_MASK) if isinstance(info, dict) else None
-        if self._asks_mask and not self._ended[index]:
+        if self._asks_mask and not terminated:
             mask = self._envs[index].get_wrapper_attr(MASKS)()
         if not self._masked:
             if mask is not None and self._chooses and not self._shows_mask:
@@ -298,8 +298,9 @@ class GymHost:
                     "had not; tell it from reset, too"
                 )
             return observation
-        if mask is None and self._ended[index]:
-            mask = np.ones(num_choices(self.spec.action), np.uint8)  # nothing is chosen here
+        if mask is None and terminated:
+            # Nothing is chosen here. A truncated episode's value is that of the best choice allowed.
+            mask = np.ones(num_choices(self.spec.action), np.uint8)
         if mask is None:
             raise SeedbedError(
                 f"{self._where(index)}: info has no {ACTION_MASK}, which that of the first reset had; tell "
@@ -318,7 +319,8 @@ class GymHost:
             terminated = flag_of("terminated", terminated)
             truncated = flag_of("truncated", truncated)
         self._ended[index] = terminated or truncated
-        return self._seen(index, observation, info), reward, terminated, truncated, False
+        seen = self._seen(index, observation, info, terminated)
+        return seen, reward, terminated, truncated, False
 
     def _where(self, index: int) -> str:
         return f"environment {self._name!r}, index {index}, step {self._steps}"

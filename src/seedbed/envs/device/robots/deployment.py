@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from seedbed.envs.device.robots.sensed import SensedRobot
 
 TERMS = "observation_terms"
@@ -16,15 +18,18 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
 
     The order of the joints is that of the actions. A servo's torque in N m is `joint_stiffness` times (target
     - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
-    action, `action_delay` steps late. If `action_moves` is `target` and not `posture`, actions are added to
-    the target of the step before, which is `initial_target` at first; if it is `joints`, to the positions.
-    `servo_damping` is the part of the damping that counts towards the largest force of a servo; the joint
-    has the rest. `gait` has the fields of `Rhythm`.
+    action, `action_delay` steps late, held within `target_ranges`, and its torque within `torque_ranges`
+    (null: no bounds). If `action_moves` is `target` and not `posture`, actions are added to the target of the
+    step before, which is `initial_target` at first; if it is `joints`, to the positions. `servo_damping` is
+    the part of the damping that counts towards the largest force of a servo; the joint has the rest. `gait`
+    has the fields of `Rhythm`. What has no sensor is measured in the frame of `base_body`. Episodes open
+    about `opening_qpos`.
     """
     model = task.compiled()
     joints = model.actuator_trnid[:, 0]
     within = -model.actuator_biasprm[:, 2]
-    damping = within + model.dof_damping[model.jnt_dofadr[joints]]
+    dofs = model.jnt_dofadr[joints]
+    damping = within + model.dof_damping[dofs]
     moved = task.action_moves == "target"
     first = {"initial_target": [float(x) for x in task.first_targets]} if moved else {}
     rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
@@ -33,8 +38,17 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
         "joint_stiffness": model.actuator_gainprm[:, 0].tolist(),
         "joint_damping": damping.tolist(),
         "servo_damping": within.tolist(),
+        "joint_frictionloss": model.dof_frictionloss[dofs].tolist(),
+        "joint_armature": model.dof_armature[dofs].tolist(),
+        "target_ranges": _bounds((model.actuator_ctrllimited, model.actuator_ctrlrange)),
+        "torque_ranges": _bounds(
+            (model.actuator_forcelimited, model.actuator_forcerange),
+            (model.jnt_actfrclimited[joints], model.jnt_actfrcrange[joints]),
+        ),
         "default_joint_pos": [float(x) for x in task.rest],
         "keyframe": task.home,
+        "opening_qpos": [float(x) for x in task.opening],
+        "base_body": model.body(task.trunk).name,
         "action_scale": [float(task.action_scale)] * model.nu,
         "action_delay": task.delay,
         "action_moves": task.action_moves,
@@ -47,6 +61,13 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
         **first,
         **rhythm,
     }
+
+
+def _bounds(*limits: tuple[np.ndarray, np.ndarray]) -> list[list[float] | None]:
+    """Returns the narrowest of some ranges [n, 2] that are limited [n], with None where none is."""
+    found = np.array([np.where(on[:, None] != 0, x, [-np.inf, np.inf]) for on, x in limits])
+    both = np.stack([found[:, :, 0].max(axis=0), found[:, :, 1].min(axis=0)], axis=1)
+    return [each.tolist() if np.isfinite(each).all() else None for each in both]
 
 
 def metadata(described: dict[str, Any]) -> dict[str, str]:
@@ -65,6 +86,6 @@ def _text(value: Any) -> str:
         return json.dumps(value)
     if not isinstance(value, list):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    if any(isinstance(each, list | dict) for each in value):
+    if any(isinstance(each, list | dict | None) for each in value):
         return json.dumps(value)
     return ",".join(f"{each:.7g}" if isinstance(each, float) else str(each) for each in value)

@@ -36,7 +36,8 @@ class Edits(NamedTuple):
 def compiled_with(path: Path, edits: Edits) -> Any:
     """Compiles a model and changes its gains, as Playground does after compiling; returns an mjModel.
 
-    Raises SeedbedError, which names the file, if MuJoCo does not compile it.
+    A servo with a `dampratio` has the damping that this means for the stiffness that it gets. Raises
+    SeedbedError, which names the file, if MuJoCo does not compile it.
     MuJoCo 3 took the joints' inertia in qpos0 for what a file's `dampratio` damps; MuJoCo 4 takes another.
     """
     try:
@@ -48,6 +49,9 @@ def compiled_with(path: Path, edits: Edits) -> Any:
         spec.add_exclude(bodyname1=one, bodyname2=two)
     if tiles is not None:
         lay(spec, tiles, str(path))
+    for servo in spec.actuators if kp else ():
+        if servo.biasprm[2] > 0:  # MuJoCo's mark of a dampratio, for which it takes kv from kp
+            servo.gainprm[0], servo.biasprm[1] = kp, -kp
     try:
         model = spec.compile()
     except ValueError as error:
