@@ -80,9 +80,12 @@ class GymEnv(Configured):
 
         Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
         """
+        return GymHost(self.one, self.id, num_envs, seed)
+
+    def one(self) -> gymnasium.Env:
+        """Makes one environment; raises SeedbedError if Gymnasium does not know it, or it lacks a package."""
         require_id(self.id)
-        options = dict(self.kwargs)
-        return GymHost(lambda: make_one(self.id, options), self.id, num_envs, seed)
+        return make_one(self.id, dict(self.kwargs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +104,11 @@ class FactoryEnv(Configured):
 
         Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
         """
-        function, options = load_factory(self.factory), dict(self.kwargs)
-        return GymHost(lambda: function(**options), self.factory, num_envs, seed)
+        return GymHost(self.one, self.factory, num_envs, seed)
+
+    def one(self) -> gymnasium.Env:
+        """Makes one environment; raises SeedbedError if the callable is not there."""
+        return load_factory(self.factory)(**dict(self.kwargs))
 
 
 def in_module(name: str) -> str:
