@@ -21,6 +21,7 @@ EPISODES = {
     "episodes": "Episodes that have ended in training; of a population, those of all members.",
     "episode_return_mean": "Mean return of about the last 100 episodes of training, in raw rewards.",
     "episode_length_mean": "Mean length of the same episodes, in transitions.",
+    "episode_success_mean": "Share of successes in the last 100 episodes whose `info` told `is_success`.",
 }
 EVALUATIONS = {
     "evaluation/env_steps": "Transitions that the evaluated parameters were trained for.",
@@ -30,6 +31,7 @@ EVALUATIONS = {
     "evaluation/episode_return_min": "Smallest of their returns.",
     "evaluation/episode_return_max": "Largest of their returns.",
     "evaluation/episode_length_mean": "Mean length of these episodes, in transitions.",
+    "evaluation/episode_success_mean": "Share of those that succeeded, where `info` tells `is_success`.",
     "evaluation/episode_*_mean": "Mean over episodes of this metric's sum over each.",
     "evaluation/seeds": "Mean return of each member of a population, in order.",
     "evaluation/best_return": "Mean return of the best member.",

@@ -410,7 +410,7 @@ def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
 
     calls = []
 
-    def evaluate(*, env, agent, params, episodes, seed, actor_timeout_s):
+    def evaluate(*, env, agent, params, episodes, seed, actor_timeout_s, tell):
         calls.append((env, agent, episodes, seed))
         assert actor_timeout_s == 120.0
         found = evaluation.summary_of(np.array([19.0, 22.0]), np.array([1000, 1401]))

@@ -31,8 +31,9 @@ from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.host import registry
-from seedbed.envs.host.contract import is_on_device
+from seedbed.envs.host.contract import is_on_device, made_once
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.envs.host.pickled import is_pickled
 from seedbed.policy import TrainedAgent, other_environment
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import CentralConfig, FusedConfig
@@ -296,3 +297,14 @@ def test_the_gymnasium_task_has_the_observation_options_of_the_run():
         "include_cfrc_ext_in_observation",
         "exclude_current_positions_from_observation",
     }
+
+
+def test_another_environment_stacks_what_the_policy_sees():
+    env = GymEnv("CartPole-v1", frame_stack=3)
+    config = TrainConfig(env, Ppo(), CentralConfig())
+    trained = TrainedAgent(config, made_once(env), Ppo(), None, 0)
+    assert other_environment(trained, "CartPole-v0", "r") == GymEnv("CartPole-v0", frame_stack=3)
+    found: Any = other_environment(trained, lambda: gymnasium.make("CartPole-v1"), "r")
+    assert is_pickled(found) and found.frame_stack == 3
+    with pytest.raises(SeedbedError, match="environment '<lambda>' does not fit the policy of r"):
+        other_environment(trained, lambda: gymnasium.make("Acrobot-v1"), "r")

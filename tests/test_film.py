@@ -89,8 +89,8 @@ def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
     ("env", "text"),
     [
         (
-            FactoryEnv("own_environments:OwnPendulum"),
-            "FactoryEnv cannot be drawn: of MuJoCo's tasks",
+            FactoryEnv("gymnasium.envs.classic_control:CartPoleEnv"),
+            "CartPoleEnv has no MuJoCo model to draw",
         ),
         (time_limit(CartPole(), 5), "_TimeLimit cannot be drawn: of MuJoCo's tasks"),
         (GymEnv("CartPole-v1"), "CartPole-v1 has no MuJoCo model to draw"),

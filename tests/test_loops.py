@@ -271,7 +271,7 @@ def test_a_gate_tells_how_long_acting_waited_and_for_what(monkeypatch):
 def test_an_evaluation_that_does_not_end_is_refused_and_not_averaged(monkeypatch):
     """Of three environments the first ends its episodes at step 2, 4 and so on, the others later or never."""
     monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 5)
-    slot = types.SimpleNamespace(action=np.zeros(3, np.int32))
+    slot = types.SimpleNamespace(action=np.zeros(3, np.int32), success=np.zeros(3, np.uint8))
     flag, step = np.zeros(3, bool), 0
 
     def poll(timeout_s):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from saved import curve
+from seedbed.actors.slots import FAILED, SUCCEEDED, UNTOLD
 from seedbed.machine import usable_cores
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.metrics import Counters, MachineShares, MetricsLog, processes_rss
@@ -163,6 +164,19 @@ def test_episode_statistics():
     again = EpisodeStatistics(groups=1, n=1, window=3)
     again.load(json.loads(json.dumps(statistics.state())))
     assert again.summary() == summary
+
+
+def test_successes_are_counted_where_episodes_tell_of_them():
+    statistics = EpisodeStatistics(groups=1, n=3, window=3)
+    ends = timestep([1, 1, 1], terminated=(0, 1, 2))
+    statistics.record(0, ends)
+    assert "episode_success_mean" not in statistics.summary()
+    statistics.record(0, ends, np.array([UNTOLD, FAILED, SUCCEEDED], np.uint8))
+    statistics.record(0, timestep([1, 1, 1]), np.full(3, SUCCEEDED, np.uint8))
+    assert statistics.summary()["episode_success_mean"] == 0.5
+    again = EpisodeStatistics(groups=1, n=1, window=3)
+    again.load(json.loads(json.dumps(statistics.state())))
+    assert again.summary() == statistics.summary()
 
 
 def shares(cores=2.0, actors=2, start=None, away_share=0.0, **counters):

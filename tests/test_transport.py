@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -28,6 +30,7 @@ from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.envs.host.pickled import pickled
+from seedbed.run.evaluation import play_episodes
 from seedbed.streams import supervisor
 from seedbed.streams.supervisor import MAX_DEATHS
 from seedbed.testing.counting import NUM_ACTIONS, CountingEnvironment
@@ -239,6 +242,22 @@ def test_the_error_of_a_step_is_told_before_environments_close() -> None:
         pool.close(0.2)
     (notice,) = pool.take_notices()
     assert notice.startswith("1 of 1 processes were ended before their environments had closed")
+
+
+def test_evaluations_count_the_successes_that_episodes_end_with() -> None:
+    class Second(counting_environment.Matching):
+        episodes = 0
+
+        def step(self, action: int) -> Any:
+            *stepped, ended, cut, _ = super().step(action)
+            self.episodes += ended
+            return *stepped, ended, cut, {"is_success": not ended or self.episodes == 2}
+
+    player: Any = SimpleNamespace(act=lambda timestep: np.zeros(2, np.int32))
+    with start_pool(pickled(Second, "Second"), envs_per_group=2, groups=1) as pool:
+        assert pool.spec
+        result = play_episodes(pool, player, 4, threading.Event())
+    assert result is not None and result["episode_success_mean"] == 0.5
 
 
 def test_environments_have_more_than_a_moment_to_close(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.types import SeedbedError
 from seedbed.viewer import record, video
 from seedbed.viewer.recording import Episode, Recording
@@ -154,6 +154,12 @@ def test_a_recorded_episode_ends_as_in_training(given, kwargs, steps):
     config = GymEnv("own_environments:OwnPendulum-v0", kwargs=kwargs)
     film = record._in_gymnasium(config, None, 2, 0, "")
     assert [len(each.reward) for each in film.episodes] == [steps, steps]
+
+
+def test_an_environment_of_a_function_is_recorded(given):
+    config = FactoryEnv("own_environments:OwnPendulum", kwargs={"own_limit": 5})
+    film = record.record(config, None, 1, 0, "")  # type: ignore[arg-type]
+    assert [len(each.reward) for each in film.episodes] == [5]
 
 
 def test_a_policy_that_is_filmed_is_given_its_rewards(given):

@@ -18,6 +18,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import seedbed
 from seedbed import api, physics, simd
+from seedbed.agents.dqn import Dqn
 from seedbed.agents.ppo import Ppo
 from seedbed.config import resolve
 from seedbed.config.configuration import TrainConfig
@@ -435,6 +436,15 @@ def test_the_configuration_of_an_environment_is_trained_by_its_usual_agent() -> 
     for env in (CartPole(), GymEnv("CartPole-v1")):
         config = settle(Request(env), lambda config: config).config
         assert config.env == env and isinstance(config.agent, Ppo)
+
+
+def test_another_agent_may_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(api, "train_settled", lambda _, settled, *__: made.append(settled.config))
+    for name in ("dqn", "seedbed.agents.dqn:Dqn"):
+        seedbed.train("cartpole", agent={"name": name, "learning_rate": 0.5})
+    assert all(isinstance(each.agent, Dqn) and each.agent.learning_rate == 0.5 for each in made)
+    assert len(made) == 2 and made[0].name == "cartpole/dqn"
 
 
 def test_the_values_that_were_right_stay_right(made: Any) -> None:

@@ -73,12 +73,12 @@ def train(
     script or notebook goes to actors of this machine only), or an environment that `gymnasium.make` has made:
     others are made like it.
 
-    `agent` names another agent, such as ppo or `module:Class`, or has options of the agent, such as
-    `{"learning_rate": 1e-3}`, and `env` has those of the environment. `run` is the folder of the run; by
-    default a new one below runs/. `options` are fields of the runtime's configuration, such as
-    `steps=1_000_000` (transitions), and `runtime`, the name of another one, such as paramserver. On a GPU, a
-    preset or an environment has the sizes of `config.scaling`. The summary holds the last metrics,
-    `interrupted` (bool) and `run` (the folder).
+    `agent` names another agent, such as ppo or `module:Class`, or has options of the agent, with or without
+    its name, such as `{"name": "sac", "learning_rate": 1e-3}`, and `env` has those of the environment. `run`
+    is the folder of the run; by default a new one below runs/. `options` are fields of the runtime's
+    configuration, such as `steps=1_000_000` (transitions), and `runtime`, the name of another one, such as
+    paramserver. On a GPU, a preset or an environment has the sizes of `config.scaling`. The summary holds
+    the last metrics, `interrupted` (bool) and `run` (the folder).
 
     `callback` is a `seedbed.Callback`, or a function that is called with each line of metrics as
     `metrics.jsonl` gets it, a dict of names and plain values, every `log_every_s` seconds and once at the
@@ -98,7 +98,8 @@ def train(
     require_callback(callback)
     folder = None if run is None else run_path(str(run))
     weights = start if isinstance(start, Weights | None) else Weights(start)
-    named, changed = (None, agent) if isinstance(agent, dict) else (agent, {})
+    changed = dict(agent) if isinstance(agent, dict) else {"name": agent}
+    named = changed.pop("name", None)
     runtime = options.pop("runtime", None)
     require("train: runtime", runtime, str | None)
     request = Request(what, named, runtime, folder, resume, trust, weights, env or {})

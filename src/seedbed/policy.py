@@ -6,14 +6,16 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import gymnasium
 import jax
 
 from seedbed.arguments import at_least, checked, require_seed
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import saved_config
+from seedbed.config.settle import called, env_of
 from seedbed.envs.device.wrappers import changing, innermost
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device, made_once
 from seedbed.envs.host.gym import GymEnv
@@ -27,6 +29,11 @@ from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
 from seedbed.spaces import policy_spec
 from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+
+EnvLike: TypeAlias = (
+    str | HostEnvConfig | Environment | gymnasium.Env[Any, Any] | Callable[..., Any]
+)
+"""An environment as `train` takes it: by name, by its configuration, made, or as what makes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +175,7 @@ def evaluate(
     run: str | Path,
     *,
     episodes: int = 100,
-    env: str | None = None,
+    env: EnvLike | None = None,
     seed: int = 0,
     newest: bool = False,
     trust: bool = False,
@@ -177,9 +184,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
 
-    `env` names another environment with the same shapes; None plays the run's own. `seed` is that of the
-    environments and of actions that are drawn. `env_steps` in the result is the number of transitions that
-    the policy was trained for.
+    `env` is another environment with the same shapes, as `train` takes it; it stacks as many observations as
+    the run's own, which None plays. `seed` is that of the environments and of actions that are drawn.
+    `env_steps` in the result is the number of transitions that the policy was trained for.
 
     Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
     member if there was no evaluation. `member` in the result names it.
@@ -200,7 +207,7 @@ def evaluate_trained(
     trained: TrainedAgent,
     run: str | Path,
     episodes: int,
-    env: str | None,
+    env: EnvLike | None,
     seed: int,
     warn: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -229,25 +236,28 @@ def evaluate_trained(
 
 
 def other_environment(
-    trained: TrainedAgent, name: str, run: str | Path
+    trained: TrainedAgent, given: EnvLike, run: str | Path
 ) -> HostEnvConfig | Environment:
-    """Makes the environment `name` for a trained policy; raises SeedbedError if its shapes do not fit.
+    """Returns another environment for a trained policy; raises SeedbedError if its shapes do not fit.
 
-    `run` is for the error message only.
+    It stacks as many observations as the policy takes. `run` is for the error message only.
     """
     task: Any = trained.env
     if is_on_device(trained.env) and not changing(trained.env):
         task = innermost(trained.env)
-    if getattr(task, "gymnasium_id", None) == name:
-        config: HostEnvConfig | Environment = GymEnv(name, kwargs=task.gymnasium_options())
+    config: Any
+    if getattr(task, "gymnasium_id", None) == given:
+        config = GymEnv(task.gymnasium_id, kwargs=task.gymnasium_options())
     else:
-        config = resolve_env(name)
-    found, stack = forms_of(config).spec, frame_stack_of(config)
-    if found != trained.forms.spec or stack != frame_stack_of(trained.env):
+        config = resolve_env(given) if isinstance(given, str) else env_of(given)
+    stack = frame_stack_of(trained.env)
+    if hasattr(config, "frame_stack"):
+        config = dataclasses.replace(config, frame_stack=stack)
+    found, name = forms_of(config).spec, given if isinstance(given, str) else called(config)
+    if found != trained.forms.spec or stack != frame_stack_of(config):
         raise SeedbedError(
-            f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with "
-            "frame stack "
-            f"{stack}, trained was {trained.forms.spec} with {frame_stack_of(trained.env)}"
+            f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with frame "
+            f"stack {frame_stack_of(config)}, trained was {trained.forms.spec} with {stack}"
         )
     return config
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from seedbed import strict_json, trees
-from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
+from seedbed.actors.slots import UNTOLD, Slot, SlotLayout, slot_layout, spec_to_json
 from seedbed.envs.factories import require_defined
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
@@ -214,7 +214,8 @@ class _Groups:
         slot, leaves = self._slots[index], trees.leaves(timestep)
         if not slot.fits(leaves):
             _refuse(leaves, slot.layout, f"{called(self._job['env'])!r}, step {slot.step}")
-        slot.publish(leaves)
+        # Not every kind of environment tells of success.
+        slot.publish(leaves, getattr(self.hosts[index], "success", UNTOLD))
         os.eventfd_write(self._arrived[index], 1)
 
 

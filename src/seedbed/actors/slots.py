@@ -24,6 +24,7 @@ from seedbed.spaces import Mirror, Reflection
 from seedbed.strict_json import revived
 from seedbed.types import (
     ActionSpec,
+    Array,
     ArraySpec,
     Box,
     Discrete,
@@ -44,6 +45,8 @@ _LIFE, _STEP, _PUBLISHED_NS, _CPU = range(4)
 # Positions of the learner's words, which have a cache line of their own.
 _ANSWERED_LIFE, _ANSWERED_STEP = ALIGNMENT // 8, ALIGNMENT // 8 + 1
 _HEADER_BYTES = 2 * ALIGNMENT
+UNTOLD, FAILED, SUCCEEDED = range(3)
+"""What `Slot.success` says of an environment's episode, at its last timestep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,7 @@ class SlotLayout:
     # Observation leaves, then reward, terminated, truncated, first and action; all `[num_envs, ...]`.
     arrays: tuple[ArraySpec, ...]
     offsets: tuple[int, ...]
+    success_at: int  # the offset of `Slot.success`, which does not leave the machine
     size: int  # a multiple of `PAGE`
 
 
@@ -75,7 +79,8 @@ def slot_layout(spec: EnvSpec, num_envs: int) -> SlotLayout:
         num_envs=num_envs,
         arrays=tuple(arrays),
         offsets=tuple(offsets),
-        size=_round_up(end, PAGE),
+        success_at=end,
+        size=_round_up(end + num_envs, PAGE),
     )
 
 
@@ -90,6 +95,7 @@ def _num_bytes(array: ArraySpec) -> int:
 class Slot:
     """Views of one slot: the leaves of `timestep`, and `action`, are arrays `[n, ...]` in shared memory.
 
+    `success`, uint8 `[n]`, says how an episode has ended, where the environment tells.
     Each side uses a slot from one thread: the actor from its main thread, the learner from the pool's.
     """
 
@@ -105,6 +111,7 @@ class Slot:
             first,
         )
         self._arrays = views[:-1]
+        self.success = np.frombuffer(memory, np.uint8, layout.num_envs, offset + layout.success_at)
         header = memoryview(memory)[offset : offset + _HEADER_BYTES]
         # These are memoryviews because reading an item of one takes a third of the time that numpy takes.
         self._integers, self._floats = header.cast("q"), header.cast("d")
@@ -170,13 +177,14 @@ class Slot:
             for view, leaf in zip(self._arrays, leaves, strict=True)
         )
 
-    def publish(self, leaves: list[Any]) -> None:
-        """Copies a timestep's leaves, which must fit, into the slot, and increments `step` last.
+    def publish(self, leaves: list[Any], success: Array | int = UNTOLD) -> None:
+        """Copies a timestep's leaves, which must fit, and `success` into the slot; increments `step` last.
 
         Call from the actor's main thread only, and ring the learner after it.
         """
         for view, leaf in zip(self._arrays, leaves, strict=True):
             view[...] = leaf
+        self.success[...] = success
         self._floats[_CPU] = time.process_time()
         self._integers[_PUBLISHED_NS] = time.monotonic_ns()
         self._integers[_STEP] += 1

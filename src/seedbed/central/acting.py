@@ -268,7 +268,7 @@ class InferenceLoop:
             if slot.life != self._lives[group]:
                 self._lives[group] = slot.life
                 self.episodes.reset(group)
-            self.episodes.record(group, slot.timestep)
+            self.episodes.record(group, slot.timestep, slot.success)
             may_act = self._sink.arrive(group, slot.life, slot.timestep)
             self._shard_of[group].arrive(group, may_act)
 

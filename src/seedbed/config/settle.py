@@ -110,14 +110,14 @@ def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
         config = resumed(Path(request.run or ""), named, request.agent, request.trust)
         env = config.env if isinstance(what, str | None) else _again(config.env, what)
         return None, dataclasses.replace(config, env=with_env_options(env, request.env))
-    named = what if isinstance(what, str) else _env_of(what)
+    named = what if isinstance(what, str) else env_of(what)
     plain = train_config(named, request.agent, request.env)
     if request.runtime is not None:
         plain = in_runtime(plain, request.runtime)
     return plain, scaling.for_this_device(plain)
 
 
-def _env_of(what: Any) -> Any:
+def env_of(what: Any) -> Any:
     """Returns the configuration of an environment that is given as one, or as what makes environments."""
     return _require_env("what", what if _is_options(what) else registry.configured(what))
 
@@ -128,8 +128,8 @@ def _again(saved: Any, what: Any) -> Any:
     What is no configuration of its own has the run's options. Raises SeedbedError if it is another
     environment.
     """
-    given = _env_of(what)
-    names = [_called(env) for env in (saved, given)]
+    given = env_of(what)
+    names = [called(env) for env in (saved, given)]
     if type(given) is not type(saved) or (
         names[0] != names[1] and not (is_pickled(saved) and is_pickled(given))
     ):
@@ -145,7 +145,7 @@ def _again(saved: Any, what: Any) -> Any:
     return dataclasses.replace(saved, kwargs=kwargs)
 
 
-def _called(env: Any) -> str:
+def called(env: Any) -> str:
     """Returns what an environment is called: by its id, game or factory, or by its class on the device."""
     if is_on_device(env):
         return type(env).__name__

@@ -40,6 +40,7 @@ _GUIDE = "docs/write-an-agent.md"
 _FIGURES = frozenset(
     ("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps", "rss_mb")
     + ("episodes", "episode_return_mean", "episode_length_mean", "bottleneck", "actor_restarts")
+    + ("episode_success_mean",)
     + ("inference_rows_mean", "inference_behind_share", "inference_blocked_share", "lag_mean")
     + ("learner_program_ms", "learner_waiting_share", "queued_unrolls", "lag_max")
     + ("time/", "env/", "evaluation/", "replay/", "streams/", "cluster/")

@@ -18,6 +18,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import require_linux
 from seedbed.ops.keys import environment_keys, later
 from seedbed.run.hoisting import Hoisted
+from seedbed.run.measures import successes
 from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import ActorState, Agent, Array, EnvSpec, SeedbedError, Timestep, Tree
 
@@ -158,7 +159,7 @@ def play_episodes(
         for group in pool.poll(0.2):
             slot = pool.slots[group]
             timestep = jax.tree.map(np.array, slot.timestep)
-            tally.add(timestep)
+            tally.add(timestep, slot.success)
             jax.tree.map(np.copyto, slot.action, player.act(timestep))
             pool.reply(group)
             steps += 1
@@ -168,7 +169,8 @@ def play_episodes(
             f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end within "
             f"{steps:,} steps: give the environment a time limit"
         )
-    return summary_of(returns, lengths)
+    told = np.array(tally.successes)
+    return summary_of(returns, lengths, {"success": told} if told.size else None)
 
 
 def summary_of(
@@ -196,6 +198,7 @@ class _Tally:
     def __init__(self, num_envs: int, quota: int) -> None:
         self.returns: list[np.ndarray] = []
         self.lengths: list[np.ndarray] = []
+        self.successes: list[float] = []  # of those episodes that told of it
         self._left = np.full(num_envs, quota)
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
@@ -204,13 +207,14 @@ class _Tally:
     def done(self) -> bool:
         return not self._left.any()
 
-    def add(self, timestep: Timestep) -> None:
+    def add(self, timestep: Timestep, success: Array) -> None:
         self._return = np.where(timestep.first, 0.0, self._return + timestep.reward)
         self._length = np.where(timestep.first, 0, self._length + 1)
         ended = (timestep.terminated | timestep.truncated) & (self._left > 0)
         self._left[ended] -= 1
         self.returns.append(self._return[ended])
         self.lengths.append(self._length[ended])
+        self.successes += successes(success[ended])
 
 
 class SpecPolicy:

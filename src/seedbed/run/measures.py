@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.types import Timestep
+from seedbed.actors.slots import SUCCEEDED, UNTOLD
+from seedbed.types import Array, Timestep
 
 
 class Clock:
@@ -70,9 +71,13 @@ class EpisodeStatistics:
         self._lengths = np.zeros((groups, n), np.int64)
         self._recent_returns: collections.deque[float] = collections.deque(maxlen=window)
         self._recent_lengths: collections.deque[int] = collections.deque(maxlen=window)
+        self._recent_successes: collections.deque[float] = collections.deque(maxlen=window)
 
-    def record(self, group: int, timestep: Timestep) -> None:
-        """Adds a timestep of a group, whose reward and flags are `[n]`. Call from the inference thread."""
+    def record(self, group: int, timestep: Timestep, success: Array | int = UNTOLD) -> None:
+        """Adds a timestep of a group, whose reward and flags are `[n]`. Call from the inference thread.
+
+        `success` is that of the group's slot.
+        """
         returns, lengths = self._returns[group], self._lengths[group]
         returns += timestep.reward
         lengths += 1
@@ -85,6 +90,7 @@ class EpisodeStatistics:
             self.episodes += int(ended.sum())
             self._recent_returns.extend(returns[ended].tolist())
             self._recent_lengths.extend(lengths[ended].tolist())
+            self._recent_successes.extend(successes(np.broadcast_to(success, ended.shape)[ended]))
 
     def reset(self, group: int) -> None:
         """Drops the unfinished episodes of a group whose actor was restarted.
@@ -95,8 +101,12 @@ class EpisodeStatistics:
         self._lengths[group] = 0
 
     def summary(self) -> dict[str, float]:
-        """Returns the count of ended episodes, and means over the last `window` (NaN if there are none)."""
-        return {
+        """Returns the count of ended episodes, and means over the last `window` (NaN if there are none).
+
+        That of successes is there only if environments tell of them.
+        """
+        told = self._recent_successes
+        return ({"episode_success_mean": _mean(told)} if told else {}) | {
             "episodes": self.episodes,
             "episode_return_mean": _mean(self._recent_returns),
             "episode_length_mean": _mean(self._recent_lengths),
@@ -108,6 +118,7 @@ class EpisodeStatistics:
             "episodes": self.episodes,
             "returns": list(self._recent_returns),
             "lengths": list(self._recent_lengths),
+            "successes": list(self._recent_successes),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -117,6 +128,12 @@ class EpisodeStatistics:
         self._recent_returns.extend(state["returns"])
         self._recent_lengths.clear()
         self._recent_lengths.extend(state["lengths"])
+        self._recent_successes.extend(state.get("successes", ()))
+
+
+def successes(told: Array) -> list[float]:
+    """Returns 1 for each success and 0 for each failure among what a slot tells of ended episodes."""
+    return (told[told != UNTOLD] == SUCCEEDED).astype(float).tolist()
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -48,6 +48,7 @@ _RUNTIME = frozenset(
         "episodes",
         "episode_return_mean",
         "episode_length_mean",
+        "episode_success_mean",
         "lag_mean",
         "lag_max",
         "bottleneck",

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from seedbed.arguments import checked
+from seedbed.config.settle import called
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.device.wrappers import innermost, innermost_state
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.envs.host.gym import GymEnv, make_one, require_id
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
 from seedbed.policy import TrainedAgent, other_environment, policy_of
 from seedbed.printable import printable
@@ -72,14 +73,14 @@ def record(
     """
     if is_on_device(config) and isinstance(innermost(config), MujocoTask):
         return _on_device(config, trained, episodes, seed, title)
-    if isinstance(config, GymEnv):
+    if isinstance(config, GymEnv | FactoryEnv):
         return _in_gymnasium(config, trained, episodes, seed, title)
     name = type(config).__name__
     if isinstance(config, Game):
         raise SeedbedError(f"{name} has no MuJoCo model to draw; only a video shows it")
     raise SeedbedError(
-        f"{name} cannot be drawn: of MuJoCo's tasks only those on the device, and those that Gymnasium makes "
-        "by an id; `seedbed evaluate --env` may name one"
+        f"{name} cannot be drawn: of MuJoCo's tasks only those on the device, and those of Gymnasium's form; "
+        "`seedbed evaluate --env` may name one"
     )
 
 
@@ -120,18 +121,17 @@ def _on_device(
 
 
 def _in_gymnasium(
-    config: GymEnv, trained: TrainedAgent, episodes: int, seed: int, title: str
+    config: GymEnv | FactoryEnv, trained: TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays one episode after the other in Gymnasium's environment, made as for training, until each ends.
 
     Without a time limit of `gymnasium.make`, an episode has at most 1,000 steps. Raises SeedbedError if the
-    environment has no MuJoCo model.
+    environment has no MuJoCo model, in the attributes that `MujocoEnv` has.
     """
-    require_id(config.id)
-    with contextlib.closing(make_one(config.id, dict(config.kwargs))) as env:
+    with contextlib.closing(config.one()) as env:
         inner: Any = env.unwrapped
-        if not hasattr(inner, "data") or not hasattr(inner, "dt"):
-            raise SeedbedError(f"{config.id} has no MuJoCo model to draw")
+        if not all(hasattr(inner, name) for name in ("model", "data", "dt")):
+            raise SeedbedError(f"{called(config)} has no MuJoCo model to draw (model, data and dt)")
         policy, shown = policy_of(trained, seed), []
         most = (env.spec and env.spec.max_episode_steps) or 1000
         for i in range(episodes):

@@ -80,9 +80,12 @@ class GymEnv(Configured):
 
         Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
         """
+        return GymHost(self.one, self.id, num_envs, seed)
+
+    def one(self) -> gymnasium.Env:
+        """Makes one environment; raises SeedbedError if Gymnasium does not know it, or it lacks a package."""
         require_id(self.id)
-        options = dict(self.kwargs)
-        return GymHost(lambda: make_one(self.id, options), self.id, num_envs, seed)
+        return make_one(self.id, dict(self.kwargs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +104,11 @@ class FactoryEnv(Configured):
 
         Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
         """
-        function, options = load_factory(self.factory), dict(self.kwargs)
-        return GymHost(lambda: function(**options), self.factory, num_envs, seed)
+        return GymHost(self.one, self.factory, num_envs, seed)
+
+    def one(self) -> gymnasium.Env:
+        """Makes one environment; raises SeedbedError if the callable is not there."""
+        return load_factory(self.factory)(**dict(self.kwargs))
 
 
 def in_module(name: str) -> str:
@@ -198,12 +204,15 @@ class GymHost:
             path = f"{MASKS}()" if self._asks_mask else f"info[{ACTION_MASK!r}]"
             self._leaves = with_mask(self._leaves, mask_leaf(num_choices(action), path))
         self.spec = EnvSpec(trees.map(lambda leaf: leaf.spec, self._leaves), action)
+        # By environment: 0, or 1 and 2 for a failure and a success that `info` told with an episode's end.
+        self.success = np.zeros(num_envs, np.uint8)
         # If set, the next step opens an episode.
         self._ended = [False] * num_envs
 
     def reset(self) -> Timestep:
         """Opens an episode in every environment; only the first call uses the seeds."""
         self._steps = 0
+        self.success[:] = 0
         rows = [self._guard(i, self._open, i, seed) for i, seed in enumerate(self._seeds)]
         self._seeds = [None] * len(self._envs)
         return self._timestep(rows)
@@ -211,6 +220,7 @@ class GymHost:
     def step(self, action: Array) -> Timestep:
         """Steps every environment; one whose episode has ended opens its next episode instead."""
         self._steps += 1
+        self.success[:] = 0
         given = self._decode(action)
         # Actions of a Discrete space are scalars. All other actions are arrays, even with no axis.
         scalars = isinstance(self.spec.action, Discrete)
@@ -319,6 +329,8 @@ class GymHost:
             terminated = flag_of("terminated", terminated)
             truncated = flag_of("truncated", truncated)
         self._ended[index] = terminated or truncated
+        if self._ended[index] and isinstance(info, dict) and info.get("is_success") is not None:
+            self.success[index] = 1 + bool(info["is_success"])
         seen = self._seen(index, observation, info, terminated)
         return seen, reward, terminated, truncated, False
 
