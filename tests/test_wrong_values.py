@@ -212,7 +212,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
         lambda v, m: api.evaluate(m.run, episodes=v),
         [*NO_NUMBER, 0, -1],
     ),
-    "evaluate: env": ("env", lambda v, m: api.evaluate(m.run, env=v), [3, CartPole(), b"x"]),
+    "evaluate: env": ("env", lambda v, m: api.evaluate(m.run, env=v), [3, b"x"]),
     "evaluate: seed": ("seed", lambda v, m: api.evaluate(m.run, seed=v), NO_SEED),
     "evaluate: warn": ("warn", lambda v, m: api.evaluate(m.run, warn=v), NO_FUNCTION),
     "make_gymnasium: name": (
