@@ -91,7 +91,7 @@ def codec_of(tree: Tree) -> StepCodec:
     """Makes a codec for trees of arrays like this one: the codec of streams, with other arrays."""
     arrays = [ArraySpec(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
     unused = ArraySpec((), "int32")  # the action of a slot
-    layout = SlotLayout(EnvSpec((), Discrete(1)), 1, (*arrays, unused), offsets=(), size=0)
+    layout = SlotLayout(EnvSpec((), Discrete(1)), 1, (*arrays, unused), (), success_at=0, size=0)
     return StepCodec(layout)
 
 
