@@ -17,6 +17,7 @@ from seedbed.envs.device.robots.legged import Legged
 from seedbed.envs.device.wrappers import innermost
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.options import FusedConfig
+from seedbed.run.restoring import task_number
 
 DOG = Path(__file__).parents[1] / "examples" / "dog.xml"
 TETRAHEDRON = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
@@ -89,3 +90,14 @@ def test_a_run_that_fails_before_it_trains_leaves_no_copy(robot, tmp_path):
         assert (folder.path / encoded["scene"]).read_bytes() == robot.read_bytes()
         raise KeyboardInterrupt
     assert not folder.path.exists()
+
+
+def test_a_run_that_goes_on_with_its_copy_has_the_same_task(robot, tmp_path):
+    """Else its best checkpoint would count as that of another task."""
+    task = Legged(xml_file=str(robot))
+    folder = begun(randomise(task, Scale("body_mass", 0.9, 1.1)), tmp_path / "run")
+    number = task_number(folder)
+    resumed = to_json(saved_config(folder))
+    assert str(tmp_path / "run") in str(resumed)
+    folder.write_config(*with_copy(resumed))
+    assert task_number(folder) == number

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config.configuration import RUNTIMES, TrainConfig
-from seedbed.config.scenes import SCENE, use_copy
+from seedbed.config.scenes import use_copy
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.files import load_json
 from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
-from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.folder import CONFIG, SCENE, RunFolder
 from seedbed.run.trust import Trust
 from seedbed.run.weights import Weights
 from seedbed.strict_json import revived

@@ -12,10 +12,7 @@ from typing import Any
 
 from seedbed.envs.device.mjcf_files import users_file
 from seedbed.printable import printable
-from seedbed.run.folder import SCENES
-
-SCENE = "scene"
-"""The key of a run's configuration with the place of the copied file in the folder."""
+from seedbed.run.folder import SCENE, SCENES
 
 
 def with_copy(encoded: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:

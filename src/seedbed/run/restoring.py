@@ -18,7 +18,7 @@ from seedbed.envs.host.pickled import without_code
 from seedbed.files import load_json
 from seedbed.printable import printable, resume_command
 from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
-from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.folder import CONFIG, SCENE, RunFolder
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.types import SeedbedError, Tree
 
@@ -143,7 +143,13 @@ def task_number(run: RunFolder) -> int:
     """
     if not (run.path / CONFIG).exists():
         return 0
-    env = without_code(run.read_config().get("env", {}))
+    config = run.read_config()
+    env = task = without_code(config.get("env", {}))
+    if scene := config.get(SCENE):
+        # The path of the file is another one once a run goes on with its copy.
+        while isinstance(task.get("env"), dict):
+            task = task["env"]
+        task["xml_file"] = scene
     return zlib.crc32(strict_json.dumps(env, sort=True).encode())
 
 
