@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import ClassVar
 
 import gymnasium
 import jax.numpy as jnp
@@ -171,6 +172,29 @@ def test_a_reset_keeps_what_wrappers_carry_unless_it_has_a_seed(num_envs):
     env = make_gymnasium(Counts(LIMITED), num_envs)
     seen = [env.reset()[1], env.reset()[1], env.reset(seed=3)[1], env.reset()[1]]
     assert [np.max(info["opened"]) for info in seen] == [1, 2, 1, 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard(CartPole):
+    """Counts how often its step is traced."""
+
+    heard: ClassVar[list[int]] = []
+
+    def step(self, state, action):
+        self.heard.append(1)
+        return super().step(state, action)
+
+
+def test_equal_environments_are_compiled_once():
+    Heard.heard.clear()
+    first, second, other = (make_gymnasium(Heard(episode_steps=n)) for n in (3, 3, 5))
+    for env, seed in ((first, 1), (second, 2), (other, 1)):
+        env.reset(seed=seed)
+        env.step(0)
+    assert len(Heard.heard) == 2
+    # What is compiled is shared, and no state.
+    ends = [[env.step(0)[3] for _ in range(2)] for env in (first, second)]
+    assert ends == [[False, True], [False, True]]
 
 
 @pytest.mark.slow

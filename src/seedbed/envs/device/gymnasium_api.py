@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from jax import Array
 
 from seedbed import simd, trees
 from seedbed.envs.device import wrappers
@@ -74,6 +76,29 @@ def chosen(which: Any, new: EnvState, now: EnvState) -> EnvState:
     return jax.tree.map(choose, new, now)
 
 
+class _Programs(NamedTuple):
+    """An environment with its wrappers, and the functions that reset and step a batch of it."""
+
+    env: Environment
+    reset: Callable[..., EnvState]
+    reopen: Callable[..., EnvState]
+    step: Callable[..., EnvState]
+
+
+def _programs(task: Environment, added: Callable[[Environment], Environment]) -> _Programs:
+    env = added(task)
+
+    def reopen(key: Array, last: EnvState) -> EnvState:
+        return wrappers.reopen_child(env, key, last)
+
+    compiled = (jax.jit(simd.vectorize(f)) for f in (env.reset, reopen, env.step))
+    return _Programs(env, *compiled)
+
+
+# Environments that are equal share what is compiled: eight in a process of actors are compiled once.
+_shared = functools.lru_cache(maxsize=16)(_programs)
+
+
 class Batch:
     """A batch of environments: their state, and the compiled functions that reset and step them."""
 
@@ -81,14 +106,12 @@ class Batch:
         self, task: Environment, size: int, added: Callable[[Environment], Environment]
     ) -> None:
         """Puts the wrappers `added`, which carry nothing from episode to episode, around a task."""
-        env = added(task)
-        self.env, self.size = env, size
+        try:
+            self._programs = _shared(task, added)
+        except TypeError:  # a task that cannot be hashed
+            self._programs = _programs(task, added)
+        self.env, self.size = self._programs.env, size
         self._carries = isinstance(task, wrappers.Wrapper)
-        self._reset = jax.jit(simd.vectorize(env.reset))
-        self._reopen = jax.jit(
-            simd.vectorize(lambda key, last: wrappers.reopen_child(env, key, last))
-        )
-        self._step = jax.jit(simd.vectorize(env.step))
         self._state: EnvState | None = None
 
     def reset(
@@ -104,19 +127,19 @@ class Batch:
         keys = jax.random.split(key, self.size)
         fresh = seeded or not self._carries
         if self._state is None or (which is None and fresh):
-            return self._arrived(self._reset(keys))
-        opened = self._reopen(keys, self._state)
+            return self._arrived(self._programs.reset(keys))
+        opened = self._programs.reopen(keys, self._state)
         return self._arrived(opened if which is None else chosen(which, opened, self._state))
 
     def step(self, action: np.ndarray) -> EnvState:
         """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""
         if self._state is None:
             raise SeedbedError("step was called before reset; call reset first")
-        return self._arrived(self._step(self._state, action))
+        return self._arrived(self._programs.step(self._state, action))
 
     def amended(self, change: Callable[[EnvState, Callable[..., EnvState]], EnvState]) -> EnvState:
         """Puts `change(state, step)` in the place of the state; returns copies as `reset` does."""
-        return self._arrived(change(self._state, self._step))  # type: ignore[arg-type]
+        return self._arrived(change(self._state, self._programs.step))  # type: ignore[arg-type]
 
     def _arrived(self, state: EnvState) -> EnvState:
         self._state = state
