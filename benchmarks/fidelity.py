@@ -102,7 +102,9 @@ def main() -> None:
         return shown
 
     with concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool:
-        runs = list(pool.map(lambda job: one(*job), [(s, seed) for seed in args.seeds for s in SIDES]))
+        runs = list(
+            pool.map(lambda job: one(*job), [(s, seed) for seed in args.seeds for s in SIDES])
+        )
     returns = {side: [run["return"] for run in runs if run["side"] == side] for side in SIDES}
     found = compared(returns)
     print(found)

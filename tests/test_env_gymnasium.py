@@ -19,7 +19,7 @@ from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.mountain_car import MountainCar
 from seedbed.envs.device.classic.pendulum import Pendulum
-from seedbed.envs.device.gymnasium_api import make_gymnasium
+from seedbed.envs.device.gymnasium_api import Batch, make_gymnasium
 from seedbed.envs.device.locomotion.hopper import Hopper
 from seedbed.envs.device.probes import DelayProbe
 from seedbed.types import SeedbedError
@@ -195,6 +195,17 @@ def test_equal_environments_are_compiled_once():
     # What is compiled is shared, and no state.
     ends = [[env.step(0)[3] for _ in range(2)] for env in (first, second)]
     assert ends == [[False, True], [False, True]]
+
+
+def test_a_task_with_another_model_is_compiled_anew():
+    """Tasks are equal whatever their model."""
+    plain = HOPPER.physics_model()
+    heavy = dataclasses.replace(HOPPER, model=plain.replace(body_mass=3 * plain.body_mass))
+    assert heavy == HOPPER
+    envs = [Batch(task, 1, wrappers.limited) for task in (HOPPER, heavy, HOPPER)]
+    first, other, same = (env._programs for env in envs)
+    assert first is same and first.step is not other.step
+    assert other.env is not first.env
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -18,6 +18,7 @@ from jax import Array
 
 from seedbed import simd, trees
 from seedbed.envs.device import wrappers
+from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.types import (
     ActionSpec,
     ArraySpec,
@@ -85,7 +86,11 @@ class _Programs(NamedTuple):
     step: Callable[..., EnvState]
 
 
-def _programs(task: Environment, added: Callable[[Environment], Environment]) -> _Programs:
+def _programs(
+    task: Environment, added: Callable[[Environment], Environment], model: Hashable
+) -> _Programs:
+    """Compiles a task; `model` tells tasks apart which are equal but have read another file, or none."""
+    del model
     env = added(task)
 
     def reopen(key: Array, last: EnvState) -> EnvState:
@@ -106,10 +111,12 @@ class Batch:
         self, task: Environment, size: int, added: Callable[[Environment], Environment]
     ) -> None:
         """Puts the wrappers `added`, which carry nothing from episode to episode, around a task."""
+        inner = wrappers.innermost(task)
+        given = task, added, inner.physics_model() if isinstance(inner, MujocoTask) else None
         try:
-            self._programs = _shared(task, added)
+            self._programs = _shared(*given)
         except TypeError:  # a task that cannot be hashed
-            self._programs = _programs(task, added)
+            self._programs = _programs(*given)
         self.env, self.size = self._programs.env, size
         self._carries = isinstance(task, wrappers.Wrapper)
         self._state: EnvState | None = None
