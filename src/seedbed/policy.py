@@ -139,9 +139,9 @@ class Policy:
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset` does. Actions are those of the environment, `[B, ...]` for a
-        batch. An agent with a memory also needs `reward` (a number, or `[B]`), the reward of the last action.
-        A change of the batch size works like `reset`. With `greedy`, the action is the best by the policy,
-        and none is drawn.
+        batch. An agent with a memory also needs `reward` (a number, or `[B]`), the reward of the last action;
+        without it, this raises SeedbedError within an episode. A change of the batch size works like `reset`.
+        With `greedy`, the action is the best by the policy, and none is drawn.
         """
         seen = self._forms.encode(observation)
         return self._forms.decode(self._policy.act(seen, first, reward, greedy))
@@ -158,7 +158,7 @@ class Policy:
         `episode_start` is `first` of `act`, and `deterministic` its `greedy`. The policy keeps a memory by
         itself; an agent that has one gets the reward 0 here, as it is not told.
         """
-        return self.act(observation, episode_start, greedy=deterministic), state
+        return self.act(observation, episode_start, 0.0, deterministic), state
 
 
 def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
