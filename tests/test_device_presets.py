@@ -29,14 +29,16 @@ from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
+from seedbed.envs.device.probes import PrivilegedProbe
 from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device, made_once
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.envs.host.pickled import is_pickled
-from seedbed.policy import TrainedAgent, other_environment
+from seedbed.policy import TrainedAgent, evaluate_trained, other_environment
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.spaces import PRIVILEGED, Mirror, Reflection
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -49,6 +51,36 @@ from seedbed.types import (
 )
 from seedbed.viewer.record import record
 from untrained_run import write_run
+
+
+class Rougher(PrivilegedProbe):
+    """The same task for a policy; critics see three numbers, and no mirror is told."""
+
+    @property
+    def spec(self):
+        return EnvSpec(
+            super().spec.observation | {PRIVILEGED: ArraySpec((3,), "float32")}, super().spec.action
+        )
+
+    def _show(self, passed, key):
+        inner, shown = super()._show(passed, key)
+        return inner, shown | {PRIVILEGED: jnp.tile(shown[PRIVILEGED], 3)}
+
+
+class Blind(gymnasium.Env):
+    """The same for a policy, without anything for critics."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"observation": gymnasium.spaces.Box(-np.inf, np.inf, (1,))}
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"observation": np.ones(1, np.float32)}, {}
+
+    def step(self, action):
+        return {"observation": np.ones(1, np.float32)}, 1.0, True, False, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,3 +340,16 @@ def test_another_environment_stacks_what_the_policy_sees():
     assert is_pickled(found) and found.frame_stack == 3
     with pytest.raises(SeedbedError, match="environment '<lambda>' does not fit the policy of r"):
         other_environment(trained, lambda: gymnasium.make("Acrobot-v1"), "r")
+
+
+@pytest.mark.parametrize("env", [Rougher(length=4), pytest.param(Blind, marks=pytest.mark.slow)])
+def test_another_environment_may_show_critics_something_else(env):
+    task, flip = PrivilegedProbe(), Reflection((0,), (-1,))
+    mirror = Mirror({"observation": flip, PRIVILEGED: flip}, flip)
+    spec = dataclasses.replace(task.spec, mirror=mirror)
+    agent = bind(Ppo(hidden_sizes=(4,), equivariant=True, normalise_observations=True), spec)
+    params = jax.jit(agent.init)(jax.random.key(0)).params
+    config = TrainConfig(task, agent, FusedConfig())
+    trained = TrainedAgent(config, PlainForms(spec), agent, params, 0)
+    result = evaluate_trained(trained, "r", 2, env, 0, lambda text: None)
+    assert result["episode_length_mean"] == (1 if env is Blind else 4)

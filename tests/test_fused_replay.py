@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import RepeatProbe
 from seedbed.fused.program import Program
+from seedbed.policy import Policy
 from seedbed.run.evaluation import SpecPolicy
+from seedbed.run.forms import PlainForms
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind
 
@@ -203,15 +206,31 @@ def test_a_loaded_memory_takes_the_reward_in():
     params = agent.init(jax.random.key(0)).params
     observation = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]]
 
-    def memory(**reward):
+    def memory(reward):
         policy = SpecPolicy(agent, spec, 1, params)
         policy.act(observation)
-        policy.act(observation, **reward)
-        return policy._player._state.actor_state.core.lstm.hidden
+        policy.act(observation, reward=reward)
+        return policy._state.actor_state.core.lstm.hidden
 
-    same(memory(), memory(reward=np.zeros(4)))
-    assert not np.allclose(memory(), memory(reward=np.array([1.0, 0, 0, 0])))
-    np.testing.assert_array_equal(memory()[1:], memory(reward=np.array([1.0, 0, 0, 0]))[1:])
+    same(memory(0.0), memory(np.zeros(4)))
+    assert not np.allclose(memory(0.0), memory(np.array([1.0, 0, 0, 0])))
+    np.testing.assert_array_equal(memory(0.0)[1:], memory(np.array([1.0, 0, 0, 0]))[1:])
+
+
+def test_a_loaded_memory_asks_for_the_reward(monkeypatch):
+    spec, told = RepeatProbe().spec, []
+    blind = SimpleNamespace(act=lambda now: (told.append(now.reward.tolist()), np.zeros(4, int))[1])
+    monkeypatch.setattr(SpecPolicy, "_player", lambda self, greedy: blind)
+    policy = Policy(PlainForms(spec), SpecPolicy(bind(REMEMBERS, spec), spec, 1, ()))
+    observation = np.eye(4, dtype=np.float32)
+    policy.act(observation)
+    for first in (None, np.array([True, True, True, False])):
+        with pytest.raises(SeedbedError, match="reward is None, but R2d2 has a memory"):
+            policy.act(observation, first)
+    policy.act(observation, np.ones(4, bool))
+    policy.predict(observation)
+    policy.act(observation, reward=1.0)
+    assert told == [[0.0] * 4] * 3 + [[1.0] * 4]
 
 
 def test_an_agent_of_other_actions_is_refused(tmp_path):

@@ -199,6 +199,32 @@ def test_functions_are_told_apart_and_their_code_is_no_option(tmp_path):
     assert [len(group.series) for group in groups] == [1, 1, 1]
 
 
+def test_runs_with_another_start_or_robot_are_no_seeds_of_one(tmp_path):
+    def of(name: str, seed: int, xml_file: str = "", **keys: Any) -> Any:
+        path = write_run(tmp_path / name, curve(seed), seed=seed, env={"xml_file": xml_file})
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | keys))
+        return read_run(path)
+
+    def differing(*runs: Any) -> dict[str, list[Any]]:
+        (group,) = curves.group_runs(runs)
+        found = curves.differing(runs)
+        assert len(group.series) == (len(runs) if found else 1)
+        return found
+
+    begun = {"run": "runs/pre", "optimizer": False, "partial": False}
+    plain, pre = of("plain", 0), of("pre", 1, start=begun)
+    assert differing(plain, pre) == {"from": [None, "runs/pre"]}
+    kept = of("kept", 2, start=begun | {"optimizer": True})
+    assert differing(pre, kept) == {"from_optimizer": [None, True]}
+    old, new = (of(x, 0, "/dog.xml", scene=f"scenes/{x}/dog.xml") for x in ("old", "new"))
+    assert differing(old, new) == {"env.xml_file": ["scenes/old/dog.xml", "scenes/new/dog.xml"]}
+    resumed = of("resumed", 1, "/runs/resumed/scenes/old/dog.xml", scene="scenes/old/dog.xml")
+    assert not differing(old, resumed)
+    foreign = of("foreign", 1, start={"run": [1], "optimizer": "x", "more": 1}, scene={"a": 1})
+    assert not differing(plain, foreign)
+
+
 def test_environments_have_groups_of_their_own(tmp_path, play):
     ant, pong = tmp_path / "ant", tmp_path / "pong"
     write_run(ant, curve(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from seedbed.config.saved import saved_config, to_json
 from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.probes import PrivilegedProbe
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exporting.command import export
 from seedbed.policy import restore
@@ -32,7 +34,8 @@ from seedbed.run.leaves import named_leaves
 from seedbed.run.loaded_weights import LoadedWeights, fitting
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.weights import Weights
-from seedbed.types import LearnerState, SeedbedError, bind
+from seedbed.spaces import PRIVILEGED, Mirror, Reflection
+from seedbed.types import EnvSpec, LearnerState, SeedbedError, bind
 from untrained_run import write_run
 
 SMALL = Ppo(
@@ -198,6 +201,24 @@ def test_an_exported_policy_gives_parameters_and_a_target_network_that_is_their_
     jax.tree.map(np.testing.assert_array_equal, state.auxiliary, trained.params.weights)
     with pytest.raises(SeedbedError, match="no optimizer's state: leave out --from-optimizer"):
         beginning(config, Weights(tmp_path / "policy", optimizer=True))
+
+
+class Mirrored(PrivilegedProbe):
+    """A task whose critics see more than its policy, and which tells a mirror."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        flip = Reflection((0,), (-1,))
+        mirror = Mirror({"observation": flip, PRIVILEGED: flip}, flip)
+        return dataclasses.replace(super().spec, mirror=mirror)
+
+
+def test_an_exported_policy_of_a_task_with_a_privileged_part_fits_it(tmp_path: Path) -> None:
+    agent = dataclasses.replace(SMALL, max_gradient_norm=math.inf)
+    config = TrainConfig(Mirrored(), agent, FusedConfig(), "mirrored/ppo")
+    export(write_run(tmp_path / "run", config), tmp_path / "policy", False, silent, True)
+    found = beginning(config, Weights(tmp_path / "policy"))
+    assert found.told["parts"] == found.told["of"]
 
 
 def test_an_exported_policy_without_critics_is_refused_or_they_begin_anew(tmp_path: Path) -> None:

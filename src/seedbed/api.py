@@ -237,9 +237,8 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
         raise SeedbedError(
             f"{printable(run)} is an exported policy, and has no newer one: leave out newest"
         )
-    agent, forms, frame_stack, params = exported.read(run)
-    spec = forms.spec
-    return Policy(forms, evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
+    agent, forms, frame_stack, params, _ = exported.read(run)
+    return Policy(forms, evaluation.SpecPolicy(agent, forms.spec, frame_stack, params, seed))
 
 
 @checked

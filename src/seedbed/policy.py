@@ -28,7 +28,7 @@ from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
 from seedbed.spaces import policy_spec
-from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+from seedbed.types import Agent, Array, Environment, EnvSpec, SeedbedError, Tree, bind
 
 EnvLike: TypeAlias = (
     str | HostEnvConfig | Environment | gymnasium.Env[Any, Any] | Callable[..., Any]
@@ -139,9 +139,9 @@ class Policy:
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset` does. Actions are those of the environment, `[B, ...]` for a
-        batch. An agent with a memory also needs `reward` (a number, or `[B]`), the reward of the last action.
-        A change of the batch size works like `reset`. With `greedy`, the action is the best by the policy,
-        and none is drawn.
+        batch. An agent with a memory also needs `reward` (a number, or `[B]`), the reward of the last action;
+        without it, this raises SeedbedError within an episode. A change of the batch size works like `reset`.
+        With `greedy`, the action is the best by the policy, and none is drawn.
         """
         seen = self._forms.encode(observation)
         return self._forms.decode(self._policy.act(seen, first, reward, greedy))
@@ -158,7 +158,7 @@ class Policy:
         `episode_start` is `first` of `act`, and `deterministic` its `greedy`. The policy keeps a memory by
         itself; an agent that has one gets the reward 0 here, as it is not told.
         """
-        return self.act(observation, episode_start, greedy=deterministic), state
+        return self.act(observation, episode_start, 0.0, deterministic), state
 
 
 def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
@@ -184,9 +184,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
 
-    `env` is another environment with the same shapes, as `train` takes it; it stacks as many observations as
-    the run's own, which None plays. `seed` is that of the environments and of actions that are drawn.
-    `env_steps` in the result is the number of transitions that the policy was trained for.
+    `env` is another environment, as `train` takes it, with the same actions and the same shapes for the
+    policy; it stacks as many observations as the run's own, which None plays. `seed` is that of the
+    environments and of actions that are drawn. `env_steps` in the result is the number of transitions that
+    the policy was trained for.
 
     Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
     member if there was no evaluation. `member` in the result names it.
@@ -253,13 +254,19 @@ def other_environment(
     stack = frame_stack_of(trained.env)
     if hasattr(config, "frame_stack"):
         config = dataclasses.replace(config, frame_stack=stack)
-    found, name = forms_of(config).spec, given if isinstance(given, str) else called(config)
-    if found != trained.forms.spec or stack != frame_stack_of(config):
+    found, wanted = _played(forms_of(config).spec), _played(trained.forms.spec)
+    if found != wanted or stack != frame_stack_of(config):
+        name = given if isinstance(given, str) else called(config)
         raise SeedbedError(
             f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with frame "
-            f"stack {frame_stack_of(config)}, trained was {trained.forms.spec} with {stack}"
+            f"stack {frame_stack_of(config)}, trained was {wanted} with {stack}"
         )
     return config
+
+
+def _played(spec: EnvSpec) -> EnvSpec:
+    """Returns the observations and actions that a policy plays with: neither critics' part nor mirror."""
+    return dataclasses.replace(policy_spec(spec), mirror=None)
 
 
 def forms_of(env: HostEnvConfig | Environment) -> SpaceCodec:

@@ -46,7 +46,7 @@ def loaded(config: TrainConfig, trust: bool, warn: Callable[[str], None]) -> Loa
     spec, stack = forms_of(config.env).spec, frame_stack_of(config.env)
     if loading.is_exported(source):
         policy = loading.read(source)
-        trained: tuple[EnvSpec, int] = (policy.forms.spec, policy.frame_stack)
+        trained: tuple[EnvSpec, int] = (policy.spec, policy.frame_stack)
         leaves = {name: np.asarray(x) for name, x in named_leaves(policy.params, "params")}
         told: dict[str, Any] = {"run": str(weights.run)}
     else:

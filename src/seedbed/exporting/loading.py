@@ -20,6 +20,7 @@ from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
 from seedbed.spaces import PRIVILEGED, Mirror, Reflection, policy_spec
+from seedbed.strict_json import revived
 from seedbed.types import (
     ActionSpec,
     Agent,
@@ -44,6 +45,7 @@ class ExportedAgent(NamedTuple):
     forms: PlainForms  # of single frames, and of actions as the environment takes them
     frame_stack: int
     params: Tree
+    spec: EnvSpec  # of single frames, with the part that only critics have seen
 
 
 def is_exported(folder: Path) -> bool:
@@ -75,7 +77,7 @@ def read(folder: Path) -> ExportedAgent:
             raise SeedbedError(
                 f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
             )
-        values = {field: _plain(value) for field, value in options.items()}
+        values = {field: _plain(revived(value)) for field, value in options.items()}
         agent = construct(resolve.load_agent_class(name), values)
         agent = bind(agent, stacked_spec(spec, frame_stack))
         template = jax.eval_shape(agent.init, jax.random.key(0)).params
@@ -86,7 +88,7 @@ def read(folder: Path) -> ExportedAgent:
         raise _damaged(folder, CONTRACT, f"{type(error).__name__}: {text}") from error
     arrays = _parameters(folder, size, digest)
     forms = PlainForms(policy_spec(spec), first)
-    return ExportedAgent(agent, forms, frame_stack, _filled(folder, template, arrays))
+    return ExportedAgent(agent, forms, frame_stack, _filled(folder, template, arrays), spec)
 
 
 def _contract(folder: Path) -> dict[str, Any]:

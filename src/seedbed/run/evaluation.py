@@ -252,10 +252,10 @@ class SpecPolicy:
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset`, or after a change of B, does. `reward` (a number, or `[B]`)
-        is the reward of the last action; only agents with a memory use it. With `greedy`, the action is the
-        best by the policy, and none is drawn. Raises SeedbedError if a shape or
-        a dtype fits neither one observation nor a batch, or if a reward is not finite. Call from one thread
-        at a time.
+        is the reward of the last action, which agents with a memory need within an episode. With `greedy`,
+        the action is the best by the policy, and none is drawn. Raises SeedbedError if a shape or a dtype
+        fits neither one observation nor a batch, or if a reward is not finite, or missing. Call from one
+        thread at a time.
         """
         batch = self._batch_size(observation)
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
@@ -264,6 +264,11 @@ class SpecPolicy:
             self._state = initial_player(self.agent, self.spec, self._frame_stack, num_envs)
             self._batch, self._first = num_envs, True
         opening = _per_env("first", self._first if first is None else first, num_envs, bool)
+        if reward is None and not opening.all() and jax.tree.leaves(self._state.actor_state.core):
+            raise SeedbedError(
+                f"act: reward is None, but {type(self.agent).__name__} has a memory, which sees the reward "
+                "of the last action: give it, as in act(observation, reward=reward)"
+            )
         earned = _per_env("reward", 0.0 if reward is None else reward, num_envs, np.float32)
         self._first = False
         dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 
 from seedbed import strict_json
-from seedbed.envs.host.pickled import without_code
 from seedbed.files import load_json
 from seedbed.printable import printable, resume_command
 from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
-from seedbed.run.folder import CONFIG, SCENE, RunFolder
+from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
+from seedbed.run.task import task_of
 from seedbed.types import SeedbedError, Tree
 
 Warn = Callable[[str], None]
@@ -137,20 +137,12 @@ def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
 
 
 def task_number(run: RunFolder) -> int:
-    """Returns a number that changes with the options of the run's environment; 0 if nothing has them.
-
-    Code is not among them: a function that was edited is the same as before.
-    """
+    """Returns a number that changes with the task of a run, as `task_of` has it; 0 if nothing tells it."""
     if not (run.path / CONFIG).exists():
         return 0
-    config = run.read_config()
-    env = task = without_code(config.get("env", {}))
-    if scene := config.get(SCENE):
-        # The path of the file is another one once a run goes on with its copy.
-        while isinstance(task.get("env"), dict):
-            task = task["env"]
-        task["xml_file"] = scene
-    return zlib.crc32(strict_json.dumps(env, sort=True).encode())
+    return zlib.crc32(
+        strict_json.dumps(task_of({"env": {}} | run.read_config()), sort=True).encode()
+    )
 
 
 def warn_of_other_task(run: RunFolder, warn: Callable[[str], None]) -> None:

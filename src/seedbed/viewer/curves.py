@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedbed import strict_json
-from seedbed.envs.host.pickled import called, without_code
+from seedbed.envs.host.pickled import called
 from seedbed.run.lines import MEMBERS, is_number
 from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
+from seedbed.run.task import task_of
 from seedbed.viewer.runs import Run
 
 MOST_POINTS = 100_000
@@ -90,10 +91,11 @@ def environment(run: Run) -> str:
 def options_of(run: Run) -> dict[str, Any]:
     """Returns all options of a run by their names on the command line, without dashes."""
     options: dict[str, Any] = {"runtime": run.runtime}
-    for name, value in run.options.items():
-        options[name] = value
-    for part in ("agent", "env"):
-        for name, value in without_code(run.config[part]).items():
+    begun = {name: value for name, value in run.config["start"].items() if value}
+    options |= {"from" if name == "run" else f"from_{name}": begun[name] for name in begun}
+    options |= run.options
+    for part, values in (("agent", run.config["agent"]), ("env", task_of(run.config))):
+        for name, value in values.items():
             options[part if name in ("class", "kind") else f"{part}.{name}"] = value
     return options
 

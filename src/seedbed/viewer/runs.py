@@ -20,7 +20,7 @@ from rich.text import Text
 from seedbed import strict_json
 from seedbed.config.configuration import RUNTIMES
 from seedbed.printable import printable
-from seedbed.run.folder import CONFIG, METRICS, RunFolder
+from seedbed.run.folder import CONFIG, METRICS, SCENE, RunFolder
 from seedbed.run.history import read_history, state_of
 from seedbed.run.lines import is_number, read_last_line, read_lines
 from seedbed.run.options import FusedConfig
@@ -30,6 +30,8 @@ from seedbed.types import SeedbedError
 from seedbed.viewer.text import as_age, as_count, as_score
 
 _MOST_OPTIONS = 1000
+_START = {"run": str, "optimizer": bool, "partial": bool}
+"""What is read of the weights that a run has begun with."""
 _LAST_MOMENT = 2.5e11  # seconds since the epoch, in the year 9892: Python has no years above 9999
 _COLOURS = {
     "running": "green",
@@ -121,7 +123,14 @@ def _config(folder: RunFolder) -> dict[str, Any]:
             raise _damaged(folder, str(error)) from error
     if sum(len(config[part]) for part in ("env", "agent", kinds[0])) > _MOST_OPTIONS:
         raise _damaged(folder, f"it has more than {_MOST_OPTIONS} options")
-    return {"name": config["name"], **{part: config[part] for part in ("env", "agent", kinds[0])}}
+    start = _dict(config.get("start"))
+    return {
+        **{part: config[part] for part in ("name", "env", "agent", kinds[0])},
+        "start": {
+            name: start[name] for name, kind in _START.items() if type(start.get(name)) is kind
+        },
+        SCENE: _text(config.get(SCENE)),
+    }
 
 
 def _damaged(folder: RunFolder, reason: str) -> SeedbedError:
