@@ -128,12 +128,30 @@ def test_multipliers_rise_where_a_divergence_is_above_its_bound_and_fall_below(a
     assert (after.auxiliary.duals.log_penalty < state.auxiliary.duals.log_penalty).all()
 
 
+@actions
+def test_the_first_gradient_of_two_passes_is_that_of_one(action):
+    """With one pass the loss estimates what the batch is worth, with two it is estimated before."""
+    agent, state, trajectory = case(action)
+    once = gradients(agent, state, trajectory)
+    same(
+        gradients(dataclasses.replace(agent, epochs=2), state, trajectory),
+        once,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def prepared(agent, state, trajectory):
+    """The batch with its estimates, and the agent that learns from it twice."""
+    agent = dataclasses.replace(agent, epochs=2)
+    return agent, jax.jit(agent.prepare)(state, trajectory, KEY)
+
+
 def test_only_the_better_half_is_imitated():
-    agent, state, trajectory = case(Discrete(3))
-    batch = jax.jit(agent.prepare)(state, trajectory, KEY)
-    valid = np.asarray(batch.valid)
-    advantage = np.asarray(batch.advantage)[valid]
-    better = np.asarray(batch.better)
+    _, batch = prepared(*case(Discrete(3)))
+    valid = np.asarray(batch.estimates.valid)
+    advantage = np.asarray(batch.estimates.advantage)[valid]
+    better = np.asarray(batch.estimates.better)
     assert better[valid].sum() == (valid.sum() + 1) // 2 and not better[~valid].any()
     assert advantage[better[valid]].min() >= advantage[~better[valid]].max()
 
@@ -173,10 +191,11 @@ def test_it_learns_probes(probe, recurrent):
 
 def test_a_minibatch_far_below_the_best_of_the_batch_learns_too():
     agent, state, trajectory = case(Discrete(3))
-    batch = jax.jit(agent.prepare)(state, trajectory, KEY)
+    agent, batch = prepared(agent, state, trajectory)
     loss = jax.jit(lambda batch: agent.gradients(state, batch, KEY)[1].metrics["loss/policy"])
     # The size of advantages is no matter, only how far apart they are.
-    far = batch._replace(advantage=batch.advantage - 1e3)
+    lower = batch.estimates._replace(advantage=batch.estimates.advantage - 1e3)
+    far = batch._replace(estimates=lower)
     np.testing.assert_allclose(loss(far), loss(batch), rtol=1e-3)
     assert loss(batch) > 0
 

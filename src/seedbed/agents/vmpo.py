@@ -47,17 +47,28 @@ class Optimizer(NamedTuple):
     duals: Tree
 
 
-class Batch(NamedTuple):
-    """A batch of rows to learn from; all leaves have the environments on axis 1."""
+class Estimates(NamedTuple):
+    """Estimates of a batch that all its minibatches and passes share; leaves are `[T, B]`."""
 
-    timesteps: Timestep  # [T, B, ...]
+    advantage: Array
+    better: Array  # bool: whether the advantage is among the larger half of the batch
+    target: Array  # of the value
+    valid: Array  # bool
+
+
+class Batch(NamedTuple):
+    """A batch of rows to learn from; all leaves have the environments on axis 1.
+
+    If a batch is learned from once, its loss makes the estimates, from an evaluation that it needs anyway.
+    """
+
+    timesteps: Timestep  # [T, B, ...], or [T+1, B, ...] without estimates
     behaviour: Behaviour  # [T, B, ...] with its parameters
-    advantage: Array  # [T, B]
-    better: Array  # [T, B] bool: whether the advantage is among the larger half of the batch
-    target: Array  # [T, B] of the value
-    valid: Array  # [T, B] bool
-    previous: Tree  # [T, B, A] previous actions if the network has a memory, else ()
+    previous: (
+        Tree  # previous actions, rows as those of timesteps, if the network has a memory, else ()
+    )
     core: Tree  # [1, B, ...] the network's, before row 0
+    estimates: Estimates | tuple[()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +137,31 @@ class Vmpo(ActorCriticAgent):
         return parameters
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
-        """Estimates value targets and advantages and finds the better half; the key is unused."""
+        """Collects the inputs of the loss, with estimates if it is taken more than once.
+
+        The key is unused.
+        """
         del key
-        steps, behaviour = trajectory.timesteps, trajectory.extras
+        steps = trajectory.timesteps
         previous, core = self._memory(trajectory.actor_state.core, trajectory.action)
-        parameters, outputs, _ = self._evaluate(state.params, steps, previous, core)
-        scale = self._return_scale(state)
+        core = jax.tree.map(lambda x: x[None], core)
+        batch = Batch(steps, trajectory.extras, previous, core, ())
+        if self.epochs * self.minibatches == 1:
+            return batch
+        estimates = self._estimates(state, batch, *self._outputs(state.params, batch))
+        steps, previous = jax.tree.map(lambda x: x[:-1], (steps, previous))
+        return batch._replace(timesteps=steps, previous=previous, estimates=estimates)
+
+    def _outputs(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """Returns the distributions' parameters `[T, B, P]` and the values `[T, B]` of all rows."""
+        core = jax.tree.map(lambda x: x[0], batch.core)
+        return self._evaluate(params, batch.timesteps, batch.previous, core)[:2]
+
+    def _estimates(
+        self, state: LearnerState, batch: Batch, parameters: Array, outputs: Array
+    ) -> Estimates:
+        """Estimates value targets and advantages and finds the better half, from outputs of T+1 rows."""
+        steps, behaviour, scale = batch.timesteps, batch.behaviour, self._return_scale(state)
         value = scale.values(outputs)
         masks = trajectory_masks(steps, self.gamma, self.trace_decay)
         log_prob = self._policy(parameters[:-1]).log_prob(behaviour.draw)
@@ -141,16 +171,8 @@ class Vmpo(ActorCriticAgent):
         )
         advantage = scale.scaled(vtrace.pg_advantage)
         everywhere = from_all_devices(jnp.where(masks.valid, advantage, jnp.nan))
-        return Batch(
-            timesteps=jax.tree.map(lambda x: x[:-1], steps),
-            behaviour=behaviour,
-            advantage=advantage,
-            better=masks.valid & (advantage >= jnp.nanmedian(everywhere)),
-            target=vtrace.targets,
-            valid=masks.valid,
-            previous=jax.tree.map(lambda x: x[:-1], previous),
-            core=jax.tree.map(lambda x: x[None], core),
-        )
+        better = masks.valid & (advantage >= jnp.nanmedian(everywhere))
+        return Estimates(advantage, better, vtrace.targets, masks.valid)
 
     def gradients(
         self, state: LearnerState, minibatch: Batch, key: Array
@@ -158,9 +180,11 @@ class Vmpo(ActorCriticAgent):
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
         learnt = state.params.weights, state.auxiliary.duals
-        (weights, duals), output = jax.grad(self._loss, has_aux=True)(learnt, state, minibatch)
-        observation, valid = minibatch.timesteps.observation, minibatch.valid
-        grads = self._gradient(state, weights, observation, minibatch.target, valid)
+        (weights, duals), (output, found) = jax.grad(self._loss, has_aux=True)(
+            learnt, state, minibatch
+        )
+        observation = minibatch.timesteps.observation
+        grads = self._gradient(state, weights, observation, found.target, found.valid)
         return grads._replace(duals=duals), output
 
     def clip_gradient(self, grads: Gradient) -> Gradient:
@@ -185,33 +209,33 @@ class Vmpo(ActorCriticAgent):
 
     def _loss(
         self, learnt: tuple[Tree, Duals], state: LearnerState, batch: Batch
-    ) -> tuple[Array, Output]:
+    ) -> tuple[Array, tuple[Output, Estimates]]:
         """Returns the loss of a minibatch: the paper's equations 3 to 5, value error and entropy."""
         weights, duals = learnt
-        core = jax.tree.map(lambda x: x[0], batch.core)
-        params = Params(weights, state.params.seen)
-        parameters, value, _ = self._evaluate(params, batch.timesteps, batch.previous, core)
-        scale, policy = self._return_scale(state), self._policy(parameters)
-        target = scale.outputs(batch.target)
+        fixed = jax.lax.stop_gradient
+        parameters, value = self._outputs(Params(weights, state.params.seen), batch)
+        found = batch.estimates or self._estimates(state, batch, fixed(parameters), fixed(value))
+        valid, better = found.valid, found.better
+        scale, policy = self._return_scale(state), self._policy(parameters[: len(valid)])
+        value, target = value[: len(valid)], scale.outputs(found.target)
 
         def mean(rows: Array) -> Array:
-            return losses.masked_mean(rows, batch.valid)
+            return losses.masked_mean(rows, valid)
 
-        fixed = jax.lax.stop_gradient
         temperature, penalty = jnp.exp(duals.log_temperature), jnp.exp(duals.log_penalty)
         # With the largest advantage subtracted, exponents are at most 0.
-        top = from_all_devices(jnp.where(batch.better, batch.advantage, -jnp.inf)).max()
-        advantage = jnp.where(batch.better, batch.advantage - top, 0.0)
-        lifted = jnp.where(batch.better, jnp.exp(advantage / fixed(temperature)), 0.0)
-        rows, lift, better = mean_over_devices(
-            tuple(x.sum(dtype=jnp.float32) for x in (batch.valid, lifted, batch.better))
+        top = from_all_devices(jnp.where(better, found.advantage, -jnp.inf)).max()
+        advantage = jnp.where(better, found.advantage - top, 0.0)
+        lifted = jnp.where(better, jnp.exp(advantage / fixed(temperature)), 0.0)
+        rows, lift, half = mean_over_devices(
+            tuple(x.sum(dtype=jnp.float32) for x in (valid, lifted, better))
         )
         # Before the scale of returns is known, all advantages are 0: chance would be imitated.
         known = jnp.float32(scale.known)
         imitated = known * lifted * rows / (lift + 1e-20)
         policy_loss = -mean(imitated * policy.log_prob(batch.behaviour.draw))
         # The slope of the dual function, written out: its means are over all devices.
-        equal = jnp.log(lift + 1e-20) - jnp.log(better + 1e-20)
+        equal = jnp.log(lift + 1e-20) - jnp.log(half + 1e-20)
         slope = known * temperature * (self.temperature_bound + equal)
         slope = slope - mean(imitated * advantage)
         temperature_loss = duals.log_temperature * fixed(slope)
@@ -229,10 +253,10 @@ class Vmpo(ActorCriticAgent):
             "kl": divergence.sum(),
             "temperature": temperature,
             "penalty": penalty[0],
-            "explained_variance": losses.explained_variance(value, target, batch.valid),
+            "explained_variance": losses.explained_variance(value, target, valid),
         }
-        output = Output(metrics, batch.valid.sum(dtype=jnp.float32))
-        return loss + temperature_loss + penalty_loss, output
+        output = Output(metrics, valid.sum(dtype=jnp.float32))
+        return loss + temperature_loss + penalty_loss, (output, found)
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.scale_by_adam()
