@@ -49,5 +49,18 @@ class Choosing(gymnasium.Env):
         return np.full(2, 0.1 * self.count, np.float32), 1.0, self.count == 4, False, {}
 
 
+class Parted(gymnasium.ObservationWrapper):
+    """Shows a dict within a dict."""
+
+    def __init__(self) -> None:
+        super().__init__(Choosing("one"))
+        part = self.env.observation_space
+        self.observation_space = spaces.Dict({"at": part, "deep": spaces.Dict({"goal": part})})
+
+    def observation(self, observation: Any) -> Any:
+        return {"at": observation, "deep": {"goal": observation}}
+
+
 gymnasium.register("OwnPendulum-v0", entry_point=OwnPendulum)
 gymnasium.register("Choosing-v0", entry_point=Choosing)
+gymnasium.register("Parted-v0", entry_point=Parted)

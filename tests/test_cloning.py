@@ -25,12 +25,15 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
+from seedbed.cloning import command
 from seedbed.cloning.learn import CloningOptions, Look, _seen, _Sequences, imitate
 from seedbed.cloning.recorded import Recorded, read
 from seedbed.config.resolve import resolve_env
 from seedbed.envs.host.gym import GymHost
 from seedbed.policy import forms_of
+from seedbed.run.bucket import run_path
 from seedbed.run.forms import PlainForms
+from seedbed.run.restoring import restore
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     ArraySpec,
@@ -310,6 +313,34 @@ def balance(path: Path) -> Path:
     return npz(path, **{n: np.array(v) for n, v in zip(names, columns.values(), strict=True)})
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cartpole/ppo", "--run", "runs/clone", "data.npz"],
+        ["cartpole", "--agent", "ppo", "data.npz"],
+        ["--seed", "1", "cartpole/ppo", "data.npz"],
+    ],
+)
+def test_the_value_of_an_option_is_not_taken_for_the_data(words, capsys):
+    assert cli.main(["clone", *words]) == 2
+    assert "NAME and DATA come first: seedbed clone NAME DATA" in capsys.readouterr().err
+
+
+def test_a_clone_is_kept_in_its_bucket_and_cannot_be_resumed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    where = f"file://{tmp_path}/bucket/run"
+    words = ["clone", "cartpole/ppo", str(npz(tmp_path)), "--run", where, "--updates", "2e3"]
+    played = {"episode_return_mean": 9.0, "episodes": 1}
+    monkeypatch.setattr(command, "imitate", lambda *given: {"weights": np.zeros(2)})
+    monkeypatch.setattr(command, "evaluate", lambda *given, **more: played)
+    assert cli.main(words) == 0
+    assert f"--from {where}" in capsys.readouterr().out
+    sent = {path.name for path in (tmp_path / "bucket").rglob("*")}
+    assert {"config.json", "history.json", "000000000000"} <= sent
+    with pytest.raises(SeedbedError, match="is a clone, which has not trained: .* NAME --from"):
+        restore(run_path(where) / "checkpoints", {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "impala"])
 def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
@@ -325,6 +356,8 @@ def test_a_run_goes_on_from_a_clone(tmp_path, agent, capsys, monkeypatch):
     (stint,) = json.loads((tmp_path / "clone" / "history.json").read_text())
     assert stint["outcome"] == "finished" and stint["from"]["data"].endswith("data.npz")
     assert cli.main(words) == 1 and "is not empty" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--run", "clone"]) == 1
+    assert "clone is a clone, which has not trained" in capsys.readouterr().err
     assert cli.main([*words[:3], "--agent", "dqn"]) == 1
     assert "no policy to clone into" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clone", "data.npz", "next"]

@@ -196,6 +196,14 @@ def test_choices_are_sent_as_the_environment_counts_them(tmp_path, capsys, kind)
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
+def test_the_guide_feeds_the_parts_of_a_dict(tmp_path, capsys):
+    env = GymEnv("own_environments:Parted-v0")
+    run = write_run(tmp_path / "run", dataclasses.replace(CARTPOLE, env=env, agent=TINY))
+    command.export(run, tmp_path / "policy")
+    exec(guide_code(1).replace("exported/ant", str(tmp_path / "policy")), {})
+    assert capsys.readouterr().out == "4.0\n"
+
+
 FUNCTIONS = {
     "log1p": lambda x: jnp.log1p(jnp.abs(x) * 1e-4),
     "expm1": lambda x: jnp.expm1(x * 1e-4) + jax.nn.elu(x),

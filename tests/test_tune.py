@@ -71,6 +71,9 @@ def test_a_space_is_read_and_put_into_a_configuration(tmp_path):
     start = start_of(CONFIG, {"agent.learning_rate": SPACE["agent.learning_rate"]})
     assert start == {"agent.learning_rate": CONFIG.agent.learning_rate}  # type: ignore[attr-defined]
     assert start_of(CONFIG, {"agent.learning_rate": Range(0.5, 0.6)}) is None
+    # What the space writes in another way is the same value.
+    whole = dataclasses.replace(CONFIG, agent=dataclasses.replace(CONFIG.agent, clip=1.0))  # type: ignore[type-var]
+    assert start_of(whole, {"agent.clip": Choice((10, 1))}) == {"agent.clip": "1"}
 
 
 def test_options_of_an_option_may_vary():
@@ -102,6 +105,7 @@ def test_options_of_an_option_may_vary():
         ({"learning_rate": [1, 2]}, "'learning_rate'; did you mean agent.learning_rate"),
         ({"agent.clip": {"low": -2, "high": -1}}, "agent.clip=-2 of the space: Ppo.clip is -2"),
         ({"steps": [0, -1]}, "steps"),
+        ({"agent.clip": {"low": 1, "high": 3}}, "whole numbers to agent.clip.*write 1.0 and 3.0"),
     ],
 )
 def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint):
@@ -181,6 +185,15 @@ def test_a_trial_that_ends_while_another_search_looks_is_not_begun_again(tmp_pat
     assert other.next(1) is None and not other._mine
 
 
+def test_a_first_trial_that_still_runs_has_not_failed(tmp_path):
+    study = Study(tmp_path, CONFIG, SPACE)
+    first, *others = (study.next(9) for _ in range(4))
+    for trial in others:
+        study.end(trial, "FAIL", reason="odd")
+    with pytest.raises(SeedbedError, match="the first 4 trials failed, the last with: odd"):
+        study.end(first, "FAIL", reason="diverged")
+
+
 def test_new_searches_are_their_users_own_whatever_the_umask(tmp_path):
     before = os.umask(0o002)
     try:
@@ -218,14 +231,22 @@ def test_trials_share_the_cores(monkeypatch):
 class Process:
     """A process of a trial, as a test would have it."""
 
-    def __init__(self, status: int | None = None) -> None:
-        self.returncode, self.sent = status, list[int]()
+    def __init__(self, status: int | None = None, ends: bool = False) -> None:
+        self.returncode, self.ends, self.sent = status, ends, list[int]()
 
     def poll(self) -> int | None:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         self.sent.append(number)
+        self.returncode = 143 if self.ends else self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.sent.append(signal.SIGKILL)
+
+    def wait(self) -> None:
+        pass
 
 
 def job_of(study: Study, monkeypatch, *processes: Process) -> command._Job:
@@ -263,6 +284,53 @@ def test_trials_that_fall_behind_are_given_up_at_the_same_evaluation(tmp_path, m
     assert command._end(study, slow)
     states = [record.state.name for record in study.trials()]
     assert states == ["COMPLETE"] * 6 + ["PRUNED"]
+
+
+def test_only_new_lines_are_read_until_a_run_writes_its_metrics_anew(tmp_path, monkeypatch):
+    read: list[dict[str, float]] = []
+    lines = command.whole_lines
+
+    def counted(file):
+        for line in lines(file):
+            read.append(line[1])
+            yield line
+
+    monkeypatch.setattr(command, "whole_lines", counted)
+    job = job_of(Study(tmp_path, CONFIG, SPACE), monkeypatch, Process())
+    wrote(job, (1000, 1.0), (2000, 2.0))
+    assert job.look() == [(1000, 1.0), (2000, 2.0)] and not job.look()
+    wrote(job, (3000, 3.0))
+    metrics = job.trial.run / "metrics.jsonl"
+    with metrics.open("a") as file:
+        file.write('{"evaluation/env_steps": ')
+    assert job.look() == [(3000, 3.0)] and len(read) == 3
+    metrics.rename(metrics.with_suffix(".old"))
+    wrote(job, (1000, 1.0), (2500, 4.0))
+    assert not job.look() and job.score == 4.0
+
+
+def test_a_search_that_fails_lets_its_trials_save(tmp_path, monkeypatch):
+    process, trials = Process(ends=True), []
+    monkeypatch.setattr(command, "start_module", lambda *given, **more: process)
+
+    def next_or_fail(study, most):
+        if trials:
+            raise SeedbedError("odd")
+        trials.append(following(study, most))
+        return trials[0]
+
+    following = Study.next
+    monkeypatch.setattr(Study, "next", next_or_fail)
+    file = written(tmp_path, {"agent.epochs": {"low": 1, "high": 8}})
+    asked = options("cartpole/ppo", "--jobs", "2", "--study", str(tmp_path / "study"))
+    with pytest.raises(SeedbedError, match="odd"):
+        command.tune(asked._replace(space=file), print)
+    assert process.sent == [signal.SIGTERM]
+
+
+def test_a_search_needs_a_folder():
+    with pytest.raises(SeedbedError, match="--study is s3://b/x: a search needs a folder"):
+        options("cartpole/ppo", "--study", "s3://b/x")
 
 
 def test_trials_may_have_one_evaluation_at_the_end(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from seedbed.config.scenes import with_copy
 from seedbed.config.settle import settle
 from seedbed.policy import evaluate, forms_of, frame_stack_of
 from seedbed.printable import pasted
+from seedbed.run.bucket import kept, name_of
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.folder import RunFolder, new_folder
 from seedbed.run.history import RunSegment
@@ -59,7 +60,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell) -> None:
     """Clones, plays what was learned, and tells how to go on."""
     declare(parser)
-    own, rest = parser.parse_known_args(arguments)
+    if not {"-h", "--help"} & set(arguments) and any(x.startswith("-") for x in arguments[:2]):
+        # The parser would take the value of an option of `seedbed train` for one of them.
+        raise UsageError(f"NAME and DATA come first: {_USAGE}")
+    whole = {"--updates": 0, "--batch": 0}
+    own, rest = parser.parse_known_args(flags.whole_numbers(arguments, whole))
     flags.reject_near(rest, parser)
     given = flags.split_train_arguments([own.name, *rest])
     request = given.request
@@ -68,23 +73,24 @@ def serve(arguments: Sequence[str], parser: argparse.ArgumentParser, tell: Tell)
     config = settle(request, lambda found: flags.override(found, given.rest, False)).config
     require_number(config.runtime, "a clone has none yet")
     options = CloningOptions(own.updates, own.batch, own.learning_rate, config.runtime.seed)
-    run = request.run or new_folder(f"clone-{config.name}")
     # A signal ends the command, and the folder that it has begun is removed.
     with stopping_early():
-        clone(config, own.data, options, run, tell)
+        run = clone(config, own.data, options, request.run, tell)
     result = evaluate(run, episodes=config.runtime.evaluate_episodes, trust=True)
     tell(
         f"cloned with a mean return of {result['episode_return_mean']:.2f} in "
         f"{result['episodes']} episodes; go on with: {flags.command(config) or 'seedbed train NAME'} "
-        f"--from {pasted(run)}"
+        f"--from {pasted(name_of(run))}"
     )
 
 
-def clone(config: TrainConfig, data: Path, options: CloningOptions, run: Path, tell: Tell) -> None:
-    """Makes the folder of a run with the checkpoint of an agent that imitates `data`.
+def clone(
+    config: TrainConfig, data: Path, options: CloningOptions, run: Path | None, tell: Tell
+) -> Path:
+    """Makes the folder of a run with the checkpoint of an agent that imitates `data`; returns its path.
 
-    Raises SeedbedError if the agent has no policy, if the data does not fit, or if the folder is not empty;
-    nothing is left then.
+    `run` is that path; None means a new folder below runs/. Raises SeedbedError if the agent has no policy,
+    if the data does not fit, or if the folder is not empty; nothing is left then.
     """
     require_policy(config.agent)
     if isinstance(config.runtime, FusedConfig) and len(config.runtime.variations) > 1:
@@ -100,9 +106,11 @@ def clone(config: TrainConfig, data: Path, options: CloningOptions, run: Path, t
     def show(look: Look) -> None:
         tell(f"{look.updates:,} updates | loss {look.loss:.4f} | held out {look.held_out:.4f}")
 
-    folder = RunFolder.create(run, tell)
+    encoded = with_copy(to_json(config))
+    folder = RunFolder.create(run or new_folder(f"clone-{config.name}"), tell)
     with (
-        folder.training(*with_copy(to_json(config))),
+        kept(folder.path, tell),
+        folder.training(*encoded),
         RunSegment(folder, time.time(), 0, lambda: False, tell, {"data": str(data.absolute())}),
         CheckpointWriter(folder.checkpoints, 1, lock=folder.lock, claim=folder.claim) as writer,
     ):
@@ -111,3 +119,4 @@ def clone(config: TrainConfig, data: Path, options: CloningOptions, run: Path, t
         metadata = {"start": Start()._asdict(), "cloned": dataclasses.asdict(options)}
         writer.save(0, {"learner": state} if fused else state, metadata)
         writer.wait()
+    return folder.path

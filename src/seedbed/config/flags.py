@@ -108,7 +108,7 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
     named = (config.runtime.runtime,)
     arguments = [_plain_name(token, named) for token in without_words(arguments, kwargs)]
     known = dict(_known_options(config))
-    arguments = _whole_numbers(arguments, known)
+    arguments = whole_numbers(arguments, known)
     if not show_help:
         _reject_unknown(arguments, known)
     options, back = _options_of(config)
@@ -306,10 +306,10 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
             raise UsageError(f"unexpected argument {token!r}; see --help")
 
 
-def _whole_numbers(arguments: Sequence[str], known: dict[str, Any]) -> list[str]:
+def whole_numbers(arguments: Sequence[str], known: dict[str, Any]) -> list[str]:
     """Replaces numbers like 2e6 by their digits if the option takes an int."""
     written, option = [], None
-    for token in arguments:
+    for token in _split_equals(arguments):
         option = token if token.startswith("--") else option
         old = known.get(option) if option else None
         if isinstance(old, int) and _SCIENTIFIC.fullmatch(token) and float(token).is_integer():

@@ -15,7 +15,7 @@ import numpy as np
 
 from seedbed import strict_json
 from seedbed.files import load_json
-from seedbed.printable import printable, resume_command
+from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
@@ -34,9 +34,14 @@ def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Res
     numpy arrays, except PRNG keys, which are JAX arrays. Newer checkpoints are damaged: they are reported to
     `warn` and renamed to `damaged-*`, so that they do not count among those to keep. Only the process that
     trains into the folder may call this. Raises SeedbedError if no checkpoint is whole, or if the newest
-    whole one does not fit `template`.
+    whole one is that of `seedbed clone` or does not fit `template`.
     """
     path, damaged = _newest_whole(folder, warn)
+    if "cloned" in load_json(path / MANIFEST)["metadata"]:
+        raise SeedbedError(
+            f"{printable(folder.parent)} is a clone, which has not trained: begin a run with its weights: "
+            f"seedbed train NAME --from {pasted(folder.parent)}"
+        )
     restored = _load(path, template)
     for other in damaged:
         aside = other.with_name(f"damaged-{other.name}")

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.settle import settle
 from seedbed.exit_status import ExitStatus
+from seedbed.files import open_regular
 from seedbed.machine import usable_cores
 from seedbed.printable import printable
+from seedbed.run.bucket import is_address
 from seedbed.run.folder import METRICS
-from seedbed.run.lines import read_lines
+from seedbed.run.lines import whole_lines
 from seedbed.run.signals import stopping_signals
 from seedbed.run.sizes import require_number
 from seedbed.streams.supervisor import exit_text, last_line, start_module
@@ -45,6 +47,8 @@ _EVALUATIONS = 8
 """Evaluations of a trial, if nothing else is asked for."""
 _AGAIN_S = 2.0
 """Seconds until a run is tried again that the process of a killed search still has."""
+_PATIENCE_S = 60.0
+"""Seconds within which trials save and end if the search fails."""
 _TRIES = 30
 """Starts of a trial whose run is not free, or whose disk is full, before it counts as failed."""
 _STOPPED = (ExitStatus.STOPPED, ExitStatus.GIVEN_UP, ExitStatus.TRY_AGAIN, -signal.SIGTERM)
@@ -73,7 +77,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     jobs = "trials at a time, each with its share of the cores (default: one for each core)"
     parser.add_argument("--jobs", metavar="J", type=int, default=0, help=jobs)
     study = "the search's folder (default: runs/tune-NAME)"
-    parser.add_argument("--study", metavar="DIR", type=Path, help=study)
+    parser.add_argument("--study", metavar="DIR", help=study)
 
 
 def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
@@ -81,6 +85,8 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     for name, value in (("--trials", own.trials), ("--jobs", own.jobs or 1)):
         if value < 1:
             raise UsageError(f"{name} is {value}: it must be 1 or more")
+    if own.study is not None and is_address(own.study):
+        raise UsageError(f"--study is {own.study}: a search needs a folder, not a bucket")
     given = flags.split_train_arguments(rest)
     request = given.request
     if request.what is None and request.file is None:
@@ -109,7 +115,7 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     runtime = dataclasses.replace(config.runtime, evaluate_every=every, log_every_s=often)
     config = dataclasses.replace(config, runtime=runtime)
     name = config.name.replace("/", "-").replace(":", "-") or "study"
-    study = own.study or Path("runs") / f"tune-{name}"
+    study = Path("runs") / f"tune-{name}" if own.study is None else Path(own.study)
     asked = dataclasses.replace(plain[-1], start=config.start)
     return Options(own.space, own.trials, jobs, study, config, asked, request.trust)
 
@@ -124,7 +130,7 @@ def shares(jobs: int) -> list[set[int]]:
     return [set(cores[job::jobs]) for job in range(jobs)]
 
 
-@contextmanager
+@contextlib.contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
     """Lets this thread, and the processes that it starts meanwhile, run on these cores only."""
     if not cores:
@@ -145,7 +151,11 @@ class _Job:
         self.trial, self._cores, self._trust = trial, cores, trust
         self.log = trial.run.with_suffix(".log")
         self.pruned, self.asked, self.score = False, False, math.nan
-        self.step, self._seen, self._tries = trial.last_step, 0, 0
+        self.step, self._tries = trial.last_step, 0
+        self._file, self._read = (
+            -1,
+            0,
+        )  # the inode of the metrics, and how many bytes of it are read
         self.begun = self._tried = time.monotonic()
         self.process = self._start()
 
@@ -165,14 +175,10 @@ class _Job:
 
     def look(self) -> list[tuple[int, float]]:
         """Returns steps and scores of evaluations since the last call that no process has reported."""
-        path = self.trial.run / METRICS
-        size = path.stat().st_size if path.exists() else 0
-        if size == self._seen:
-            return []
-        self._seen, found = size, []
-        for line in read_lines(path):
+        found: list[tuple[int, float]] = []
+        for line in self._new_lines():
             score, step = line.get(_SCORE), line.get(_SCORED, -1)
-            if not isinstance(score, int | float):
+            if score is None:
                 continue
             # A run that was over when its search was killed evaluates the same step again.
             self.score = float(score)
@@ -180,6 +186,18 @@ class _Job:
                 self.step = int(step)
                 found.append((self.step, self.score))
         return found
+
+    def _new_lines(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of metrics since the last call."""
+        with contextlib.suppress(OSError), open_regular(self.trial.run / METRICS) as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._file:
+                # A run that goes on writes its metrics anew, without the lines past its checkpoint.
+                self._file, self._read = inode, 0
+            file.seek(self._read)
+            for _, line in whole_lines(file):
+                self._read = file.tell()
+                yield line
 
     def ended(self) -> bool:
         """Returns whether the trial is over; a run that another process still has is tried again."""
@@ -232,6 +250,10 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
                 if not jobs and (stopping or over):
                     break
                 time.sleep(0.2)
+        except Exception:
+            # With what is wrong mended, the same command goes on with the trials that run.
+            _save(jobs.values())
+            raise
         finally:
             for job in jobs.values():
                 job.process.kill()
@@ -239,6 +261,15 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     if interruption.come():
         return ExitStatus.STOPPED, "stopped and saved; go on with the same command"
     return ExitStatus.FINISHED if study.best() else ExitStatus.FAILED, _best(study, page)
+
+
+def _save(jobs: Collection[_Job]) -> None:
+    """Asks trials to save and end, and waits for `_PATIENCE_S` seconds at most."""
+    for job in jobs:
+        job.stop()
+    until = time.monotonic() + _PATIENCE_S
+    while any(job.process.poll() is None for job in jobs) and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _look(study: Study, job: _Job) -> None:

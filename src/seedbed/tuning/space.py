@@ -146,23 +146,34 @@ def require_space(config: TrainConfig, space: Space) -> None:
         # A value may fit others that vary, as minibatches do that divide the batch; not if none is possible.
         if wrong and (len(wrong) == len(ends) or len(space) == 1):
             raise SeedbedError(wrong[0])
+        own = _value(config, name)
+        if isinstance(own, float) and isinstance(dimension, Range) and dimension.whole:
+            low, high = map(float, ends)
+            raise SeedbedError(
+                f"the space gives whole numbers to {name}, which is {own}: write {low} and {high}"
+            )
+
+
+def _value(config: TrainConfig, name: str) -> Any:
+    """Returns the value that a configuration has for an option of a space; None if it is not known."""
+    part, option = _place(name)
+    outer, _, inner = option.partition(".")
+    holder = {"agent": config.agent, "env": config.env}.get(part, config.runtime)
+    value = getattr(holder, outer, dict(getattr(holder, "kwargs", ())).get(option))
+    return getattr(value, inner, None) if inner else value
 
 
 def start_of(config: TrainConfig, space: Space) -> dict[str, Any] | None:
     """Returns the configuration's own point of a space; None if it is not in it."""
     found: dict[str, Any] = {}
     for name, dimension in space.items():
-        part, option = _place(name)
-        outer, _, inner = option.partition(".")
-        holder = {"agent": config.agent, "env": config.env}.get(part, config.runtime)
-        default = dict(getattr(holder, "kwargs", ())).get(option)
-        value: Any = getattr(holder, outer, default)
-        value = getattr(value, inner, None) if inner else value
+        value = _value(config, name)
         if isinstance(dimension, Choice):
-            values = [json.dumps(each) for each in dimension.values]
-            if json.dumps(value) not in values:
+            plain = json.loads(json.dumps(value))
+            equal = [each for each in dimension.values if each == plain]
+            if not equal:
                 return None
-            found[name] = json.dumps(value)
+            found[name] = json.dumps(equal[0])
         elif isinstance(value, int | float) and dimension.low <= value <= dimension.high:
             found[name] = value
         else:

@@ -181,7 +181,8 @@ class Study:
     def end(self, trial: Trial, state: str, score: float | None = None, reason: str = "") -> None:
         """Ends a trial with a state, such as COMPLETE, and its score or the reason of its failure.
 
-        Raises SeedbedError if the first three trials have all failed: then something else is wrong.
+        Raises SeedbedError if all trials that have ended failed, the first three among them: then something
+        else is wrong. Points that cannot be end at once, and say nothing of a first trial that still runs.
         """
         if reason:
             trial.trial.set_user_attr("reason", reason)
@@ -190,7 +191,8 @@ class Study:
         self._mine.discard(trial.number)
         trial.release()
         ended = self.trials(*ENDED)
-        if len(ended) >= 3 and all(record.state.name == "FAIL" for record in ended):
+        failed = {record.number for record in ended if record.state.name == "FAIL"}
+        if len(failed) == len(ended) and {0, 1, 2} <= failed:
             raise SeedbedError(
                 f"the first {len(ended)} trials failed, the last with: "
                 f"{ended[-1].user_attrs.get('reason')} (more in {printable(self.folder)}/trials)"
