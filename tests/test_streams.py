@@ -156,7 +156,6 @@ def test_a_silent_link_is_given_up_and_comes_back(net) -> None:
         assert one.learner.lives == lives
 
 
-@pytest.mark.slow
 def test_an_actor_serves_on_when_nobody_reads_what_it_says(net) -> None:
     """The learner's timeout is a whole number, as a user may give it in Python."""
     one = net(groups=2, timeout_s=300)
@@ -177,6 +176,7 @@ def test_an_actor_serves_on_when_nobody_reads_what_it_says(net) -> None:
     assert actor.returncode == ExitStatus.FINISHED
 
 
+@pytest.mark.slow
 def test_environments_that_die_get_another_life(net) -> None:
     one = net(counting(fault="exit", fault_at=150), groups=2)
     one.start_host()
