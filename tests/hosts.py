@@ -50,6 +50,7 @@ class Net:
         port: int = 0,
         insecure: bool = False,
         actors: int = 0,
+        timeout_s: float = 20.0,
     ) -> None:
         self.folder, self.ports = folder / credentials.FOLDER, []
         credentials.ensure_credentials(self.folder)
@@ -68,7 +69,7 @@ class Net:
                 group_size=group_size,
                 groups=range(2 * actors, 2 * actors + groups),
                 seed=0,
-                timeout_s=20.0,
+                timeout_s=timeout_s,
             ),
             self.ports.append,
         )

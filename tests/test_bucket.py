@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from seedbed import cache
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
+from seedbed.run import mirror
 from seedbed.run.bucket import address_file, folder_of, is_address, kept, name_of, run_path
 from seedbed.run.checkpoint_helper import newest_claim
 from seedbed.run.folder import RunFolder, TakenOver
@@ -346,6 +349,33 @@ def test_a_replay_is_sent_when_it_has_been_saved(machines):
     index.rename(run.replay / "00000002.9.index")
     assert keeping.new() == ["replay/steps-0", "replay/00000002.9.index"]
     run.close()
+
+
+def test_a_log_that_grows_takes_only_so_much_of_the_network(machines, monkeypatch):
+    """A line of 10 kB every 15 s, for four hours."""
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    now, sent, put = [time.monotonic()], [0], keeping._files.put_file
+
+    def count(source: str, to: str) -> None:
+        sent[0] += Path(source).stat().st_size
+        put(source, to)
+
+    monkeypatch.setattr(mirror, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(keeping._files, "put_file", count)
+    for _ in range(1000):
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write("x" * 10_000)
+        now[0] += 15.0
+        keeping.send()
+    assert 10e6 < sent[0] < 100_000 * 15.0 * 1000
+    assert keeping.new() == [] and keeping.new(ending=True) == ["metrics.jsonl"]
+    keeping.send(ending=True)
+    run.close()
+    other.begin().close()
+    assert (other.folder / "metrics.jsonl").stat().st_size == 10_000_000
 
 
 def test_a_bucket_that_refuses_for_a_while_is_sent_everything_later(machines, monkeypatch):

@@ -20,8 +20,8 @@ from seedbed import cli
 from seedbed.config import resolve
 from seedbed.run import lines
 from seedbed.run.lines import read_last_line, read_lines
+from seedbed.terminal import tell
 from seedbed.viewer import report
-from seedbed.viewer.background import tell
 from seedbed.viewer.live import PlainLog, make_view
 from seedbed.viewer.runs import overview
 from untrained_run import write_run

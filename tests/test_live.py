@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
@@ -10,7 +11,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from seedbed.viewer.background import MAX_TEXTS, BackgroundView, Descriptor, tell
+from seedbed.terminal import Descriptor, tell
+from seedbed.viewer.background import MAX_TEXTS, BackgroundView
 from seedbed.viewer.figures import Progress
 from seedbed.viewer.live import LiveView, PlainLog, make_view
 
@@ -240,6 +242,25 @@ def test_a_stuck_screen_gets_the_newest_metrics_and_messages():
     assert sum(int(text.split()[0]) for text in told) == MAX_TEXTS + 50 - len(texts) > 0
     assert texts[-MAX_TEXTS:] == [f"{n}" for n in range(50, MAX_TEXTS + 50)]
     assert screen.shown[-2:] == [{"n": MAX_TEXTS + 49}, "end"]
+
+
+def test_a_disk_that_was_full_for_a_moment_loses_one_message_only():
+    refusals, shown = [OSError(errno.ENOSPC, "no space left")], []
+
+    class Full(Gate):
+        """A log on a disk that is full at its first line."""
+
+        def message(self, text, at):
+            if refusals:
+                raise refusals.pop()
+            shown.append(text)
+
+    screen = Full()
+    screen.open.set()
+    with BackgroundView(screen, patience_s=60.0) as view:
+        view.message("lost")
+        view.message("seen")
+    assert shown == ["seen"]
 
 
 @pytest.fixture

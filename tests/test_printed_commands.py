@@ -28,9 +28,9 @@ from seedbed.printable import printable
 from seedbed.run.options import CentralConfig
 from seedbed.run.restoring import restore_newest
 from seedbed.run.trust import Untrusted
+from seedbed.terminal import LAYOUT
 from seedbed.types import SeedbedError
 from seedbed.viewer import evaluate, report, video
-from seedbed.viewer.background import LAYOUT
 
 PATHS = {
     "plain": "runs/pong",

@@ -15,7 +15,7 @@ from seedbed.errors import after
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
 from seedbed.run.interval import Interval
-from seedbed.run.runtime import Progress, Score, Snapshot
+from seedbed.run.runtime import Progress, Score, Snapshot, Start
 from seedbed.run.session import Session
 from seedbed.run.signals import stopping_signals
 from seedbed.run.update import TrainingDiverged
@@ -197,6 +197,32 @@ class Short(Diverging):
         return types.SimpleNamespace(
             done=True, score=score, failure=None, wait=lambda give_up: None
         )
+
+
+class Brief(Short):
+    """A runtime that is asked twice whether it goes on, and has a minute."""
+
+    options = types.SimpleNamespace(**{**vars(Short.options), "max_minutes": 1.0})
+
+    def advance(self) -> bool:
+        return self.taken < 2
+
+    def last_snapshot(self) -> None:
+        return None
+
+
+def test_what_came_before_training_is_no_training_after_a_resume_either(run_folder):
+    run, view = RunFolder.create(run_folder), View()
+    with contextlib.closing(run), Session(run, view) as session:
+        session.start = Start(env_steps=0, wall_s=600.0, updates=0, trained_s=30.0)
+        session._begun -= 600.0
+        session.train(Brief(1))  # type: ignore[arg-type]
+    assert not any("minutes" in text for text in view.messages)
+    assert session._newest is not None
+    start = Start.read(session._newest.metadata)
+    assert start.wall_s > 1200.0 and 30.0 < start.trained_s < 60.0
+    former = {"start": {"env_steps": 1, "wall_s": 5.0, "updates": 2}}
+    assert Start.read(former).trained_s == 5.0
 
 
 @pytest.mark.parametrize("updates", [0, 1])

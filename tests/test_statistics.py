@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seedbed.agents.base import scaling_of
 from seedbed.agents.learning_statistics import sampled_row, unroll_sums
+from seedbed.nets.rescaling import CLIP, rescale
 from seedbed.ops import statistics
 from seedbed.types import ArraySpec
 
@@ -90,6 +92,19 @@ def test_small_spread_on_a_large_offset_survives_many_batches():
     np.testing.assert_allclose(state.mean, x.mean(dtype=float), rtol=1e-6)
     # The first batch, summed about 0, cannot tell the spread; its share in what it got wrong is 1 / 200.
     np.testing.assert_allclose(state.variance, x.var(dtype=float), rtol=0.1)
+
+
+def test_the_largest_numbers_leave_statistics_finite():
+    """As of a sensor that says with them that it sees nothing."""
+    largest = np.finfo(np.float32).max
+    x = np.array([[1.0, largest, -largest], [2.0, largest, largest]] * 8, np.float32)
+    state = statistics.initial(ArraySpec((3,), "float32"))
+    add = jax.jit(lambda state, rows: statistics.absorb(state, statistics.deviations(state, rows)))
+    for _ in range(3):
+        state = add(state, x)
+    assert all(np.isfinite(leaf).all() for leaf in state)
+    np.testing.assert_allclose([state.mean[0], state.variance[0]], [1.5, 0.25], rtol=1e-5)
+    assert np.abs(rescale(x, scaling_of(ArraySpec((3,), "float32"), *state[1:]))).max() <= CLIP
 
 
 def test_deviations_are_sums_about_the_mean():

@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -27,6 +29,7 @@ from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.exit_status import ExitStatus
 from seedbed.streams import credentials
 from seedbed.streams.addresses import bind_listener, listening_ports, split_address
 from seedbed.streams.connection import Connection
@@ -151,6 +154,26 @@ def test_a_silent_link_is_given_up_and_comes_back(net) -> None:
         progress(one, range(2), max(steps) + 10)
         assert time.monotonic() - deadline < 10
         assert one.learner.lives == lives
+
+
+def test_an_actor_serves_on_when_nobody_reads_what_it_says(net) -> None:
+    """The learner's timeout is a whole number, as a user may give it in Python."""
+    one = net(groups=2, timeout_s=300)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = f"actor 127.0.0.1:{one.port()} --processes 1 --allow counting_environment --key"
+    actor = subprocess.Popen(
+        [sys.executable, "-m", "seedbed", *command.split(), one.folder / credentials.KEY],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    one.hosts.append(actor)
+    os.close(theirs)
+    progress(one, range(2))
+    one.remote.finish("the run has ended", over=True)
+    one.learner.run(lambda: actor.poll() is not None)
+    assert actor.returncode == ExitStatus.FINISHED
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ import pytest
 import counting_environment
 from actor_pools import PATIENCE_S, Learner, counting
 from seedbed import trees
+from seedbed.actors import child
 from seedbed.actors.local import TIMEOUT_S, local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
@@ -119,6 +120,33 @@ def test_killed_actors_come_back_while_the_others_go_on() -> None:
             )
             assert pool.cpu_seconds() >= cpu
             cpu = pool.cpu_seconds()
+
+
+def test_a_start_that_the_system_refuses_for_a_while_is_tried_again(monkeypatch) -> None:
+    monkeypatch.setattr(child, "_AGAIN_S", 0.0)
+    with start_pool(counting(), envs_per_group=1) as pool:
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 110)
+        start, refusals = child.start_module, [BlockingIOError(11, "no process to spare")] * 2
+
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return start(*arguments, **options)
+
+        monkeypatch.setattr(child, "start_module", refuse)
+        gc.collect()
+        before = psutil.Process().num_fds()
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        learner.run(lambda: min(learner.lives.values()) > 0 and min(learner.steps) >= 110)
+        assert pool.restarts == 1
+        assert psutil.Process().num_fds() == before
+        refused = "actor 0 could not be started ([Errno 11] no process to spare); started again"
+        assert pool.take_notices()[1:] == [refused] * 2
+        refusals += [BlockingIOError(11, "no process to spare")] * MAX_DEATHS
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        with pytest.raises(SeedbedError, match="actor 0 died 5 times in a row .* no process"):
+            learner.run(lambda: False)
 
 
 def test_new_lives_have_new_seeds() -> None:
@@ -421,6 +449,31 @@ while True:
             told = True
             print(*pool.pids(), flush=True)
 """
+
+
+FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({}, {}))\n"
+
+
+def test_actors_get_as_many_descriptors_as_the_system_allows() -> None:
+    """Two actors need eight descriptors more than the parent has open."""
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+
+    def start(soft: int, hard: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", FEW.format(soft, hard) + PARENT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    with start(16, 1024) as parent:
+        assert parent.stdout is not None
+        assert len(parent.stdout.readline().split()) == 2
+        parent.kill()
+    with start(64, 64) as parent:
+        _, said = parent.communicate()
+    assert "4 groups need 216 descriptors, and this process may have 64" in said
 
 
 def test_actors_die_with_a_killed_parent() -> None:

@@ -35,8 +35,9 @@ from seedbed.run.restoring import warn_of_other_task
 from seedbed.run.signals import stopping_early
 from seedbed.run.sizes import AUTO
 from seedbed.run.weights import Weights
+from seedbed.terminal import tell
 from seedbed.types import Environment, SeedbedError
-from seedbed.viewer.background import BackgroundView, tell
+from seedbed.viewer.background import BackgroundView
 from seedbed.viewer.live import make_view
 
 __all__ = [

@@ -24,9 +24,9 @@ from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.member import VARIABLE
 from seedbed.run.signals import end_program_with
 from seedbed.scheduler import obey_scheduler
+from seedbed.terminal import tell
 from seedbed.types import SeedbedError, UsageError
 from seedbed.version import __version__
-from seedbed.viewer.background import tell
 
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
@@ -220,14 +220,14 @@ def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
 def _actor(arguments: list[str]) -> int:
     from seedbed.actors import command
 
-    return _joined("actor", command.serve(_parsed("actor", command, arguments), _print))
+    return _joined("actor", command.serve(_parsed("actor", command, arguments), _say))
 
 
 def _host(arguments: list[str]) -> int:
     from seedbed.launch import joining
 
     given = _parsed("host", joining, arguments)
-    return _joined("host", joining.serve(joining.options_of(given), _print))
+    return _joined("host", joining.serve(joining.options_of(given), _say))
 
 
 def _key(arguments: list[str]) -> int:
@@ -239,8 +239,13 @@ def _key(arguments: list[str]) -> int:
 
 def _joined(name: str, how: str | None) -> int:
     """Tells how a command that joins a run has ended; returns the exit status."""
-    _print(f"{name} ended: {how or 'stopped'}")
+    _say(f"{name} ended: {how or 'stopped'}")
     return ExitStatus.STOPPED if how is None else ExitStatus.FINISHED
+
+
+def _say(text: str) -> None:
+    """Tells what a long command does, which goes on without a terminal."""
+    tell(text, sys.stdout)
 
 
 def _warn(text: str) -> None:
@@ -305,7 +310,7 @@ def _parser_of(name: str, module: Any) -> argparse.ArgumentParser:
 def _tune(arguments: list[str]) -> int:
     from seedbed.tuning import command
 
-    return command.serve(arguments, _parser_of("tune", command), _print)
+    return command.serve(arguments, _parser_of("tune", command), _say)
 
 
 def _plan(arguments: list[str]) -> int:

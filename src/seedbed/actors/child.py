@@ -16,7 +16,7 @@ from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.slots import Slot, SlotLayout
 from seedbed.exit_status import TemporaryError
-from seedbed.streams.supervisor import exit_text, start_module
+from seedbed.streams.supervisor import Supervisor, exit_text, start_module
 from seedbed.types import EnvSpec, SeedbedError
 
 TAIL_BYTES = 8192
@@ -24,12 +24,35 @@ TAIL_BYTES = 8192
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 
 
+# Seconds until a start that the system has refused is tried again.
+_AGAIN_S = 1.0
+
+
+class NotStarted(SeedbedError):
+    """Raised if the system refuses to start a process."""
+
+
+def start_again(
+    start: Callable[[], None], supervisor: Supervisor, note: Callable[[str], None]
+) -> None:
+    """Starts the process that takes the place of another, and waits a second where the system refuses that.
+
+    Raises SeedbedError after `MAX_DEATHS` refusals. Call from the pool's thread only.
+    """
+    while True:
+        try:
+            return start()
+        except NotStarted as error:
+            note(supervisor.end(f"could not be started ({error.__cause__})", early=True))
+            time.sleep(_AGAIN_S)
+
+
 class ChildProcess:
     """A running process that publishes timesteps: a `peers.Peer`.
 
     It reads its job from stdin. It has one end of a socket pair, over which JSON and descriptors pass. Only
     the pool's thread uses it, but for `pid` and `cpu_seconds`. The constructor starts `module`, gives it the
-    job, and raises SeedbedError if it cannot.
+    job, and raises NotStarted if it cannot.
     """
 
     def __init__(
@@ -52,34 +75,46 @@ class ChildProcess:
         # How often it was asked to end, and until when it may take for that, on the monotonic clock.
         self._asked, self._patient_until = 0, 0.0
         self._final_cpu_seconds = 0.0
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+                self._begin(module, job, ours, theirs)
+                ours.pop_all()
+        except OSError as error:
+            raise NotStarted(f"cannot start a process of {module}: {error}") from error
         self.connection.setblocking(False)
-        self.output, output = os.pipe()
         os.set_blocking(self.output, False)
         self.descriptors: dict[int, Callable[[], None]] = {
             self.connection.fileno(): self._receive,
             self.output: self._read_output,
         }
-        try:
-            # A file: neither a message nor a pipe holds the largest job.
-            with os.fdopen(os.memfd_create("seedbed-job"), "w+b") as file:
-                file.write(strict_json.dumps(job).encode())
-                file.seek(0)
-                self.popen = start_module(
-                    module,
-                    ("--fd", str(theirs.fileno())),
-                    _ONE_THREAD,
-                    stdin=file.fileno(),
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[theirs.fileno()],
-                )
-        except OSError as error:
-            self.release()
-            raise SeedbedError(f"cannot start a process of {module}: {error}") from error
-        finally:
-            theirs.close()
-            os.close(output)
+
+    def _begin(
+        self,
+        module: str,
+        job: dict[str, Any],
+        ours: contextlib.ExitStack,
+        theirs: contextlib.ExitStack,
+    ) -> None:
+        """Starts the process; the stacks close the descriptors of either side. Raises OSError."""
+        self.connection, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.enter_context(self.connection)
+        theirs.enter_context(end)
+        self.output, output = os.pipe()
+        ours.callback(os.close, self.output)
+        theirs.callback(os.close, output)
+        # A file: neither a message nor a pipe holds the largest job.
+        file = theirs.enter_context(os.fdopen(os.memfd_create("seedbed-job"), "w+b"))
+        file.write(strict_json.dumps(job).encode())
+        file.seek(0)
+        self.popen = start_module(
+            module,
+            ("--fd", str(end.fileno())),
+            _ONE_THREAD,
+            stdin=file.fileno(),
+            stdout=output,
+            stderr=output,
+            pass_fds=[end.fileno()],
+        )
 
     @property
     def pid(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from seedbed.actors.child import start_again
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
+from seedbed.machine import raise_descriptor_limit
 from seedbed.streams.supervisor import Supervisor, quoted
 from seedbed.types import SeedbedError
 
@@ -11,6 +13,8 @@ SETTLED_STEPS = 100
 """A death is early if no group of the actor has published this many timesteps."""
 TIMEOUT_S = 120.0
 """Seconds of silence after which an actor that owes a step is replaced."""
+# Descriptors of a process besides two for each actor and each group, and one for a group's stream elsewhere.
+_OTHER_DESCRIPTORS = 200
 # The share of the timeout after which a silent actor is reported in a notice.
 _NOTICE = 0.25
 
@@ -30,11 +34,10 @@ def local_pool(
     """
     if actors < 1 and not others:
         raise SeedbedError(f"{actors} actors do not work; take at least one")
-    pool = ActorPool(
-        num_groups=actors * launcher.groups + others,
-        group_size=launcher.envs_per_group,
-        timeout_s=timeout_s,
-    )
+    own = actors * launcher.groups
+    groups = own + others
+    _require_descriptors(2 * (actors + groups) + own + _OTHER_DESCRIPTORS, groups)
+    pool = ActorPool(num_groups=groups, group_size=launcher.envs_per_group, timeout_s=timeout_s)
     try:
         for number in range(actors):
             LocalActor(pool, launcher, number)
@@ -42,6 +45,14 @@ def local_pool(
         pool.close()
         raise
     return pool
+
+
+def _require_descriptors(wanted: int, groups: int) -> None:
+    if wanted > (allowed := raise_descriptor_limit()):
+        raise SeedbedError(
+            f"{groups} groups need {wanted} descriptors, and this process may have {allowed}: raise the "
+            "limit (ulimit -Hn), or take fewer actors or --stream-groups"
+        )
 
 
 class LocalActor:
@@ -101,4 +112,4 @@ class LocalActor:
         process.close()
         after, early = f" after {steps} steps", steps < SETTLED_STEPS
         self._pool.note(self._supervisor.end(how, words, early, after))
-        self._start()
+        start_again(self._start, self._supervisor, self._pool.note)

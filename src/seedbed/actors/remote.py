@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed import strict_json
-from seedbed.actors.child import ChildProcess
+from seedbed.actors.child import ChildProcess, start_again
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.slots import SlotLayout, spec_from_json, spec_to_json
 from seedbed.envs.host import registry
@@ -171,7 +171,7 @@ class RemoteActors:
         self._past = self.report()
         process.close()
         self._pool.note(f"{self._supervisor.end(how, words, early)}; actors will come back")
-        self._start()
+        start_again(self._start, self._supervisor, self._pool.note)
 
     def report(self) -> dict[str, float]:
         """Returns figures about hosts and streams; counts are since the start. Any thread may call this."""

@@ -164,7 +164,7 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
             lambda: (given.weights, given.visited),
         )
         if isinstance(visited, Visited):
-            apart = jax.tree.map(lambda x, mean: x - mean[None], shown, params.seen.mean)
+            apart = jax.tree.map(statistics.apart, shown, params.seen.mean)
             visited = Visited(
                 visited.steps + 1,
                 jax.tree.map(jnp.add, visited.first, apart),

@@ -13,7 +13,6 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import load_json, write_json
-from seedbed.machine import raise_descriptor_limit
 from seedbed.printable import pasted, printable
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import (
@@ -26,8 +25,6 @@ from seedbed.run.options import (
 from seedbed.streams.addresses import EVERY, joined_address
 from seedbed.streams.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.types import SeedbedError
-
-_OTHER_DESCRIPTORS = 200  # of a run, besides two for each group
 
 
 def listen(
@@ -43,12 +40,6 @@ def listen(
     SeedbedError if the run's folder cannot be written; if the address cannot be taken, the pool raises it.
     """
     host, port = listening_address(config.listen)
-    wanted, allowed = 2 * config.stream_groups + _OTHER_DESCRIPTORS, raise_descriptor_limit()
-    if wanted > allowed:
-        raise SeedbedError(
-            f"{config.stream_groups} groups need {wanted} descriptors, and this process may have {allowed}: "
-            "raise the limit (ulimit -Hn), or lower --stream-groups"
-        )
     ensure_credentials(run.listen)
 
     first = config.local_actors * GROUPS

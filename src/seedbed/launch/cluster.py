@@ -41,6 +41,7 @@ from seedbed.run.options import CentralConfig
 from seedbed.run.signals import stop_early
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
+from seedbed.terminal import tell
 from seedbed.types import SeedbedError, UsageError
 
 Change = Callable[[TrainConfig], TrainConfig]
@@ -365,5 +366,4 @@ def _watch(rank: Rank, run: Path, former: Job | None, ended: list[Job]) -> None:
 
 def say(text: str) -> None:
     """Writes a line for the user, and all of it at once: several ranks share one output."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    tell(text, sys.stderr)

@@ -19,6 +19,9 @@ from seedbed.types import Tree
 
 _BYTES = (127.0, 64.0**2)
 """Mean and variance that are assumed for bytes before any data."""
+_FARTHEST = 1e15
+"""The largest deviation that counts: float32 holds the sum of 10^8 such squares. Environments may say with
+the largest float32 that they see nothing."""
 
 
 class RunningStatistics(NamedTuple):
@@ -90,6 +93,11 @@ def no_deviations(statistics: RunningStatistics) -> Deviations:
     return Deviations(jnp.zeros(()), jax.tree.map(jnp.copy, statistics.mean), first, second)
 
 
+def apart(x: Array, mean: Array) -> Array:
+    """Returns how far rows `[N, *shape]` are from a mean, float32, and at most `_FARTHEST`."""
+    return jnp.clip(x.astype(jnp.float32) - mean[None], -_FARTHEST, _FARTHEST)
+
+
 def deviations(statistics: RunningStatistics, x: Tree, counts: Array | None = None) -> Deviations:
     """Sums the deviations from the statistics' mean of those rows of `x` that count.
 
@@ -99,7 +107,7 @@ def deviations(statistics: RunningStatistics, x: Tree, counts: Array | None = No
         counts = jnp.ones(jax.tree.leaves(x)[0].shape[0], jnp.bool_)
 
     def sums(leaf: Array, mean: Array) -> tuple[Array, Array]:
-        centred = leaf.astype(jnp.float32) - mean[None]
+        centred = apart(leaf, mean)
         centred = jnp.where(counts.reshape(-1, *(1,) * mean.ndim), centred, 0.0)
         zero = jnp.float32(0.0)
         # One reduction computes both sums: on CPU, XLA gives a plain sum to threads, which costs up to

@@ -31,6 +31,7 @@ from seedbed.streams.messages import (
     unpack,
 )
 from seedbed.streams.reaching import connect_here, reach
+from seedbed.terminal import tell
 from seedbed.types import SeedbedError
 
 BOOKS = "books"
@@ -224,7 +225,7 @@ class Caller:
     def _broken(self, error: ProtocolError) -> ConnectionError:
         """Ends a stream that breaks the protocol, and says so in this process's log."""
         self.close()
-        sys.stderr.write(f"{self.role} breaks the protocol: {error}\n")
+        tell(f"{self.role} breaks the protocol: {error}", sys.stderr)
         return ConnectionError(str(error))
 
     def _require(self) -> Connection:

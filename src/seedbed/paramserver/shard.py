@@ -27,6 +27,7 @@ from seedbed.run.update import require_finite_state
 from seedbed.streams.addresses import Listening
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
+from seedbed.terminal import tell
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
 LEARNER = "learner"
@@ -263,7 +264,8 @@ class ParameterShard:
         if self._unsaved:
             self._save(time.monotonic())
         self._saver.close()
-        sys.stderr.writelines(f"{notice}\n" for notice in self._saver.take_notices())
+        for notice in self._saver.take_notices():
+            tell(notice, sys.stderr)
 
 
 class Auxiliary:

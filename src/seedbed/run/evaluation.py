@@ -34,9 +34,8 @@ class PlayerState(NamedTuple):
 Play: TypeAlias = Hoisted
 """A step of playing: (B, `Derived`, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
 
-MAX_EPISODE_STEPS = 30_000
-"""The most steps that an episode of evaluation may take, on average over the episodes of an environment.
-Atari's longest episodes have 27,000."""
+MAX_EPISODE_STEPS = 200_000
+"""Steps of an evaluation after which one of its episodes must have ended. Atari's longest have 27,000."""
 
 
 def compile_play(agent: Agent) -> Play:
@@ -146,28 +145,26 @@ def play_episodes(
 ) -> dict[str, Any] | None:
     """Plays `episodes // B` episodes in each of the B environments of a pool, which must have one group.
 
-    Returns a summary as `evaluate` does, or None if `stop` was set first. Raises SeedbedError if an
-    environment needs more than `MAX_EPISODE_STEPS` for each of its episodes on average. No other thread may
-    poll the pool meanwhile.
+    Returns a summary as `evaluate` does, or None if `stop` was set first. Raises SeedbedError if none of the
+    episodes that are left ends within `MAX_EPISODE_STEPS`. No other thread may poll the pool meanwhile.
     """
     quota = episodes // pool.num_envs
     tally = _Tally(pool.num_envs, quota)
-    steps = 0
-    while not tally.done and steps < quota * MAX_EPISODE_STEPS:
+    steps = 0  # since an episode has ended
+    while not tally.done and steps < MAX_EPISODE_STEPS:
         if stop.is_set():
             return None
         for group in pool.poll(0.2):
             slot = pool.slots[group]
             timestep = jax.tree.map(np.array, slot.timestep)
-            tally.add(timestep, slot.success)
+            steps = 0 if tally.add(timestep, slot.success) else steps + 1
             jax.tree.map(np.copyto, slot.action, player.act(timestep))
             pool.reply(group)
-            steps += 1
     returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
     if not tally.done:
         raise SeedbedError(
-            f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end within "
-            f"{steps:,} steps: give the environment a time limit"
+            f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end, none within "
+            f"{steps:,} steps: give the environment a time limit, of fewer steps"
         )
     told = np.array(tally.successes)
     return summary_of(returns, lengths, {"success": told} if told.size else None)
@@ -207,7 +204,8 @@ class _Tally:
     def done(self) -> bool:
         return not self._left.any()
 
-    def add(self, timestep: Timestep, success: Array) -> None:
+    def add(self, timestep: Timestep, success: Array) -> bool:
+        """Adds a step; returns whether it has ended an episode that counts."""
         self._return = np.where(timestep.first, 0.0, self._return + timestep.reward)
         self._length = np.where(timestep.first, 0, self._length + 1)
         ended = (timestep.terminated | timestep.truncated) & (self._left > 0)
@@ -215,6 +213,7 @@ class _Tally:
         self.returns.append(self._return[ended])
         self.lengths.append(self._length[ended])
         self.successes += successes(success[ended])
+        return bool(ended.any())
 
 
 class SpecPolicy:

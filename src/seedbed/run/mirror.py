@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ _STATE, _FETCHING = "sent.json", "fetch.lock"
 _LEFT_OUT = (LISTEN, TERMS)
 _ROLE_FILES = ("address.json", "log.txt")
 _CHECKPOINTS = "checkpoints/"
+# Files that grow with each line of metrics, and are sent whole; and the bytes a second that this may take.
+_LOGS, _LOG_BYTES_S = (METRICS, "events.out.tfevents."), 100_000
 # What a save of a replay ends with; its other files grow between saves.
 _INDEX = ".index"
 # What changes with a file's content, as the library of each bucket names it.
@@ -78,6 +81,7 @@ class Bucket:
         # By path, the size and time of a file here that the bucket has, and its version there if it is known.
         self._same: dict[str, list[int]] = {}
         self._versions: dict[str, str] = {}
+        self._sent_s: dict[str, float] = {}  # when this process has sent a file last
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
             self._same, self._versions = dict(state["same"]), dict(state["versions"])
@@ -203,26 +207,34 @@ class Bucket:
         found = (path.relative_to(self._folder).as_posix() for path in paths)
         return sorted(filter(belongs, found), key=_order)
 
-    def new(self) -> list[str]:
-        """Returns what has changed since it was sent; of a replay, only if it has been saved since."""
+    def new(self, ending: bool = False) -> list[str]:
+        """Returns what has changed since it was sent; of a replay, only if it has been saved since.
+
+        Large logs are left out until it is time for them again, unless the run is `ending`.
+        """
         found: list[str] = []
         here = self._local()
         for path in here:
             # What goes meanwhile, such as an old checkpoint, is none of the bucket's concern.
             with contextlib.suppress(FileNotFoundError):
-                if self._same.get(path) != self._stat(path):
+                now = self._stat(path)
+                if self._same.get(path) != now and (ending or self._is_due(path, now[0])):
                     found.append(path)
         saved = _replays(found)
         return [path for path in found if _parent(path) not in _replays(here) - saved]
 
-    def send(self) -> None:
+    def _is_due(self, path: str, size: int) -> bool:
+        passed_s = time.monotonic() - self._sent_s.get(path, -math.inf)
+        return not path.startswith(_LOGS) or size <= _LOG_BYTES_S * passed_s
+
+    def send(self, ending: bool = False) -> None:
         """Sends what is new, and then removes what is gone. Raises Taken if another process has the run."""
         self._require_mine()
         here = self._local()
         if CONFIG not in here:
             self._discard()
             return
-        new = self.new()
+        new = self.new(ending)
         for path in new:
             if time.monotonic() > self._looked_s + _LOOK_S:
                 self._require_mine()
@@ -238,7 +250,7 @@ class Bucket:
                 if (self._folder / path).exists():
                     raise
                 continue
-            self._same[path] = now
+            self._same[path], self._sent_s[path] = now, time.monotonic()
             self._versions.pop(path, None)
         if new or not self._same.keys() <= set(here):
             self._remove_gone()
@@ -290,10 +302,10 @@ def _keep(bucket: Bucket, parent: Parent) -> int:
         ending = parent.ending.wait(_EVERY_S)
         if not ending and time.monotonic() < failed_s:
             continue
-        if ending and (left := bucket.new()):
+        if ending and (left := bucket.new(ending)):
             parent.say(say=f"sending {len(left)} files to {bucket.address}")
         try:
-            bucket.send()
+            bucket.send(ending)
             if told:
                 parent.say(say=f"{bucket.address} has everything again")
             failed_s, told = 0.0, False

@@ -87,15 +87,19 @@ class Start(NamedTuple):
     """The progress from which a run starts: zeros, or the figures of the checkpoint that it resumes from."""
 
     env_steps: int = 0  # transitions that count
-    wall_s: float = 0.0  # seconds of training
+    wall_s: float = 0.0  # seconds of its sessions
     updates: int = 0  # gradients applied
+    trained_s: float = 0.0  # of these, without what comes before training: waiting and compiling
 
     @classmethod
     def read(cls, metadata: dict[str, Any]) -> Start:
         """Returns the start that a checkpoint's metadata hold; raises SeedbedError if they hold none."""
         try:
-            steps, wall_s, updates = (metadata["start"][name] for name in cls._fields)
-            return cls(int(steps), float(wall_s), int(updates))
+            start = metadata["start"]
+            steps, wall_s, updates = (start[name] for name in cls._fields[:3])
+            # Checkpoints of earlier versions do not tell the two times apart.
+            trained_s = start.get("trained_s", wall_s)
+            return cls(int(steps), float(wall_s), int(updates), float(trained_s))
         except (KeyError, TypeError, ValueError) as error:
             raise SeedbedError(
                 f"the checkpoint does not say where training goes on ({type(error).__name__}: {error}): "

@@ -104,7 +104,8 @@ class Session:
 
     def take_over(self, env_steps: int, updates: int) -> None:
         """Goes on with a run whose processes have gone on without a session; sets `start`."""
-        self.start = Start(env_steps, last_wall_s(self.run.path), updates)
+        wall_s = last_wall_s(self.run.path)
+        self.start = Start(env_steps, wall_s, updates, trained_s=wall_s)
         self.view.message(f"going on from step {env_steps:,} ({updates:,} learner steps)")
 
     def train(self, runtime: Runtime) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class Session:
 
     def _loop(self) -> None:
         runtime, options = self._runtime, self._options
-        trained_from = time.monotonic()
+        self._trained_from = time.monotonic() - self.start.trained_s  # waiting is no training
         periods_s = (options.log_every_s, self.view.report_every_s, options.checkpoint_every_s)
         log, show, save = map(Clock, periods_s)
         next_evaluation = self._next_evaluation()
@@ -192,9 +193,7 @@ class Session:
             self._serve_snapshot()
             self._collect_evaluation()
             self._tell_checkpoint()
-            # Waiting for machines and actors is no training.
-            trained_s = self.start.wall_s + time.monotonic() - trained_from
-            if reason := self._rules.reason(trained_s):
+            if reason := self._rules.reason(time.monotonic() - self._trained_from):
                 self._reason = reason
                 self.view.message(f"ending: {reason}")
                 break
@@ -308,7 +307,8 @@ class Session:
         """
         self.run.require_claim()
         require_finite_state(snapshot.learner, snapshot.updates)
-        start = Start(snapshot.step, self._wall_s(), snapshot.updates)
+        trained_s = time.monotonic() - self._trained_from
+        start = Start(snapshot.step, self._wall_s(), snapshot.updates, trained_s)
         saved = snapshot._replace(metadata=snapshot.metadata | {"start": start._asdict()})
         if self._evaluating is snapshot:
             self._evaluating = saved

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 
 from seedbed.streams.loop import EventLoop
+from seedbed.terminal import tell
 
 MOST_STRANGERS = 64
 """Clients of a door that have not proved themselves, at most."""
@@ -152,6 +153,6 @@ class Complaints:
             self._left_out += 1
             return
         if self._left_out:
-            sys.stderr.write(f"{self._left_out} tracebacks like the last one were left out\n")
+            tell(f"{self._left_out} tracebacks like the last one were left out", sys.stderr)
         self._told_s, self._left_out = now_s, 0
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip(), sys.stderr)

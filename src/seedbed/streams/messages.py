@@ -177,13 +177,14 @@ def read_object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def require_fields(fields: dict[str, Any], **types: type) -> dict[str, Any]:
-    """Returns the fields of these names; others are left out. An int is a count.
+    """Returns the fields of these names; others are left out. An int is a count, and a float may be whole.
 
     Raises ProtocolError if a field is missing or has another type.
     """
     for name, kind in types.items():
         value: Any = fields.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
             raise ProtocolError(f"a control message lacks {name} ({kind.__name__})")
         if kind is int and not 0 <= value < 1 << 62:
             raise ProtocolError(f"{name} is {value}: it is no count")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import io
-import os
 import queue
-import select
 import sys
 import threading
 import time
@@ -15,15 +14,10 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from seedbed.printable import printable
+from seedbed.terminal import LAYOUT, PATIENCE_S
 
-PATIENCE_S = 2.0
-"""Seconds that the end of a run waits for a terminal that accepts no more text."""
 MAX_TEXTS = 200
 """The most messages and printed lines that wait for the terminal. Beyond it, the oldest are dropped."""
-
-
-LAYOUT = "\n\t"
-"""What a text may have that is not seen."""
 
 
 class Screen(Protocol):
@@ -65,8 +59,8 @@ class BackgroundView:
 
     `update` and `message` return at once and may be called from any thread. Only the newest metrics are
     kept until they are drawn, and the newest `MAX_TEXTS` texts. After an error of the terminal, nothing is
-    written to it any more, and the run continues. Leaving the context waits for the terminal for at most
-    `patience_s` seconds.
+    written to it any more, and the run continues; a full disk loses only what it refuses. Leaving the context
+    waits for the terminal for at most `patience_s` seconds.
     """
 
     def __init__(self, screen: Screen, patience_s: float = PATIENCE_S) -> None:
@@ -127,16 +121,25 @@ class BackgroundView:
                 try:
                     self._wake.get(timeout=self.report_every_s)
                 except queue.Empty:
-                    self._screen.tick()
+                    self._show(self._screen.tick)
                     continue
                 ended = self._ended
                 if self._dropped:
                     dropped, self._dropped = self._dropped, 0
-                    self._screen.message(f"{dropped} messages were not shown", time.time())
+                    text = f"{dropped} messages were not shown"
+                    self._show(self._screen.message, text, time.time())
                 while self._texts:
-                    self._texts.popleft()()
+                    self._show(self._texts.popleft())
                 if self._metrics:
-                    self._screen.update(self._metrics.pop())
+                    self._show(self._screen.update, self._metrics.pop())
+
+    def _show(self, show: Callable[..., None], *what: Any) -> None:
+        """Shows one thing, or leaves it out if the output is a file whose disk is full."""
+        try:
+            show(*what)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
 
 class _Prints(io.TextIOBase):
@@ -170,75 +173,3 @@ class _Prints(io.TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
-
-
-class TerminalGone(OSError):
-    """Raised when a pipe has no reader left. Rich would end the process after a BrokenPipeError."""
-
-
-class Descriptor(io.TextIOBase):
-    """A text stream that writes directly to another stream's file descriptor.
-
-    A thread that is blocked here holds no lock of `sys.stdout`, which the interpreter needs to flush at exit.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._fd, self._encoding = stream.fileno(), stream.encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the stream."""
-        return self._encoding
-
-    def write(self, text: str) -> int:
-        """Writes all of a text and waits for the terminal to take it; raises OSError if that is gone."""
-        data = text.encode(self._encoding, "replace")
-        while data:
-            try:
-                data = data[os.write(self._fd, data) :]
-            except BrokenPipeError as error:
-                raise TerminalGone("nobody reads it any more") from error
-            except BlockingIOError:
-                # Another process has made the terminal non-blocking.
-                poll = select.poll()
-                poll.register(self._fd, select.POLLOUT)
-                poll.poll()
-        return len(text)
-
-    def fileno(self) -> int:
-        """Returns the file descriptor."""
-        return self._fd
-
-    def isatty(self) -> bool:
-        """Returns whether the descriptor is a terminal."""
-        return os.isatty(self._fd)
-
-
-def unbuffered(stream: TextIO) -> TextIO:
-    """Returns a stream that writes directly to the descriptor of the process's own stdout or stderr.
-
-    Any other stream, such as a notebook's replacement for stdout, is returned unchanged.
-    """
-    if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
-        return stream
-    stream.flush()
-    return Descriptor(stream)  # type: ignore[return-value]
-
-
-def tell(text: str, stream: TextIO | None) -> None:
-    """Writes a line; gives up if the terminal is gone, or blocks for longer than `PATIENCE_S`.
-
-    The process may have been started without a stream: it is None then, and nothing is written.
-    """
-    if stream is None:
-        return
-
-    def write() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            out = unbuffered(stream)
-            out.write(f"{printable(text, keep=LAYOUT)}\n")
-            out.flush()
-
-    thread = threading.Thread(target=write, name="last line", daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)

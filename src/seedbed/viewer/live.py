@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seedbed.printable import printable
-from seedbed.viewer.background import unbuffered
+from seedbed.terminal import unbuffered
 from seedbed.viewer.figures import (
     Progress,
     bar,
