@@ -152,10 +152,8 @@ class _Job:
         self.log = trial.run.with_suffix(".log")
         self.pruned, self.asked, self.score = False, False, math.nan
         self.step, self._tries = trial.last_step, 0
-        self._file, self._read = (
-            -1,
-            0,
-        )  # the inode of the metrics, and how many bytes of it are read
+        # The inode of the metrics, and how many bytes of it are read.
+        self._file, self._read = -1, 0
         self.begun = self._tried = time.monotonic()
         self.process = self._start()
 
