@@ -1,9 +1,8 @@
 """Tasks on MuJoCo models: the reset and step that all of them share, for one environment.
 
 A task subclasses `MujocoTask`, names its MJCF file and defines `initial`, `observe` and `judge`. After a
-step the derived fields (`xpos`, `cvel`, ...) come from the last forward pass of that step, as in
-Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.Data`), unless the task says
-`refreshes`, as in dm_control.
+step the derived fields (`xpos`, `cvel`, ...) are those of its last forward pass, as in Gymnasium: a little
+older than `qpos` and `qvel` (see `physics.Data`), unless the task says `refreshes`, as in dm_control.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class MujocoTask(abc.ABC):
     """Model that replaces the file's; its leaves may be traced, for domain randomisation."""
     refreshes: ClassVar[bool] = False
     """Whether places and velocities of bodies are computed anew after a step, for what is seen and paid."""
-
     weighed: ClassVar[tuple[str, ...]] = ()
     """Bodies whose `body_invweight0` the task has set itself: `randomise` leaves it."""
     least_frame_skip: ClassVar[int] = 1
@@ -91,9 +89,15 @@ class MujocoTask(abc.ABC):
         """Raises SeedbedError for an option that cannot be. Those of subclasses call it first."""
         require_fields(self)
         self.require_no_less("frame_skip", least=self.least_frame_skip)
-        self.require_no_less("episode_steps")
-        self.require_no_less(*(name for name in _SIZES if hasattr(self, name)))
+        self.require_no_less("episode_steps", *(name for name in _SIZES if hasattr(self, name)))
         require_ranges(self)
+        if self.model is not None and (name := self.unlike(self.model)):
+            text = f"{type(self).__name__}.{name} is {getattr(self, name)}, but its model, which is used,"
+            raise SeedbedError(f"{text} has another: change the model, or leave out {name}")
+
+    def unlike(self, model: physics.Model) -> str:
+        """Returns the name of an option that is given and says otherwise than `model`; "" if none does."""
+        return "integrator" * (self.integrator == "euler" and model.opt.integrator != EULER)
 
     def require_no_less(self, *names: str, least: float = 0) -> None:
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""
@@ -206,13 +210,9 @@ class MujocoTask(abc.ABC):
         """Returns the value of a sensor of the model, by its name."""
         return physics.sensor(self.physics_model(), now, sensor)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """Returns the shapes of the observation and the actuators' control ranges."""
-        return self._spec
-
     @functools.cached_property
-    def _spec(self) -> EnvSpec:
+    def spec(self) -> EnvSpec:
+        """The shapes of the observation and the actuators' control ranges."""
         model = self.physics_model()
         blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
         shown = jax.eval_shape(lambda now: self.shown(now, self.begin(jax.random.key(0))), blank)
