@@ -22,6 +22,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.arguments import require_fields, require_ranges
+from seedbed.envs.device.given_model import require_like
 from seedbed.envs.device.mjcf_files import Version, mjcf_file
 from seedbed.physics.model import EULER
 from seedbed.spaces import Mirror
@@ -81,6 +82,7 @@ class MujocoTask(abc.ABC):
     """Model that replaces the file's; its leaves may be traced, for domain randomisation."""
     refreshes: ClassVar[bool] = False
     """Whether places and velocities of bodies are computed anew after a step, for what is seen and paid."""
+
     weighed: ClassVar[tuple[str, ...]] = ()
     """Bodies whose `body_invweight0` the task has set itself: `randomise` leaves it."""
     least_frame_skip: ClassVar[int] = 1
@@ -91,13 +93,7 @@ class MujocoTask(abc.ABC):
         self.require_no_less("frame_skip", least=self.least_frame_skip)
         self.require_no_less("episode_steps", *(name for name in _SIZES if hasattr(self, name)))
         require_ranges(self)
-        if self.model is not None and (name := self.unlike(self.model)):
-            text = f"{type(self).__name__}.{name} is {getattr(self, name)}, but its model, which is used,"
-            raise SeedbedError(f"{text} has another: change the model, or leave out {name}")
-
-    def unlike(self, model: physics.Model) -> str:
-        """Returns the name of an option that is given and says otherwise than `model`; "" if none does."""
-        return "integrator" * (self.integrator == "euler" and model.opt.integrator != EULER)
+        require_like(self)
 
     def require_no_less(self, *names: str, least: float = 0) -> None:
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""
@@ -210,9 +206,13 @@ class MujocoTask(abc.ABC):
         """Returns the value of a sensor of the model, by its name."""
         return physics.sensor(self.physics_model(), now, sensor)
 
-    @functools.cached_property
+    @property
     def spec(self) -> EnvSpec:
-        """The shapes of the observation and the actuators' control ranges."""
+        """Returns the shapes of the observation and the actuators' control ranges."""
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
         model = self.physics_model()
         blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
         shown = jax.eval_shape(lambda now: self.shown(now, self.begin(jax.random.key(0))), blank)

@@ -84,21 +84,6 @@ class ServoedTask(MujocoTask, abc.ABC):
         super().__post_init__()
         self.require_no_less("noise_level", "kp", "kd", "solver_iterations", "action_scale")
 
-    def unlike(self, model: physics.Model) -> str:
-        """Returns the name of an option that is given and says otherwise than `model`; "" if none does."""
-        has = {
-            "kp": model.actuator_gainprm[:, 0],
-            "kd": model.dof_damping,
-            "solver_iterations": np.array([model.opt.iterations]),
-        }
-        for name, numbers in has.items():
-            mine = getattr(self, name)
-            # Numbers that are drawn for an episode differ from those of the options.
-            known = isinstance(numbers, np.ndarray) and mine not in (0, getattr(type(self), name))
-            if known and not (numbers == mine).any():
-                return name
-        return super().unlike(model)
-
     @functools.cached_property
     def _model(self) -> physics.Model:
         file = Version.of(self.model_path)
