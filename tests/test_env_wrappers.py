@@ -410,6 +410,10 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
             ),
             "InvertedDoublePendulum has a model of its own",
         ),
+        (
+            lambda: dataclasses.replace(POLES, model=InvertedDoublePendulum().physics_model()),
+            "InvertedDoublePendulum.integrator is euler, but its model, which is used, has another",
+        ),
         (lambda: wrappers.time_limit(Walk(), 0), "time_limit: 0 steps"),
         (lambda: wrappers.time_limit(Walk(), "ten"), "time_limit: 'ten' steps"),
         (lambda: wrappers.time_limit(Walk(), True), "time_limit: True steps"),

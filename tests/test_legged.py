@@ -118,6 +118,14 @@ def test_actions_move_the_servos_about_the_posture(dog):
     np.testing.assert_allclose(dog.control(kept, jnp.zeros(12)), dog.posture)
 
 
+@pytest.mark.parametrize(("name", "value"), [("kp", 50.0), ("kd", 0.9), ("solver_iterations", 4)])
+def test_options_that_a_given_model_does_not_have_are_refused(name, value):
+    with pytest.raises(SeedbedError, match=f"Legged.{name} is {value}, but its model"):
+        Legged(xml_file=str(DOG), model=physics.load(DOG), **{name: value})
+    changed = Legged(xml_file=str(DOG), **{name: value})
+    dataclasses.replace(changed, model=changed._model)
+
+
 def test_a_file_is_a_name(monkeypatch, tmp_path):
     monkeypatch.chdir(DOG.parent)
     config = train_config("dog.xml")

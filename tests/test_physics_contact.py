@@ -14,9 +14,14 @@ from mujoco_states import MODELS, path
 from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import collision, constraint, mjcf, narrow, refusals, slots
+from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.dynamics import mass_matrix, velocity
 from seedbed.physics.equality import Moving
 from seedbed.physics.kinematics import kinematics
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import DTYPES
+from seedbed.simd.schedule.plan import Liveness
+from seedbed.simd.vectorize import trace_example
 
 SIZES = {"sphere": ".06", "capsule": ".05 .12", "cylinder": ".07 .1"}
 TILTED = "<geom type='plane' size='1 1 1' margin='.02' pos='.1 0 -.02' euler='17 11 0'/>"
@@ -49,6 +54,18 @@ def poses(model: mujoco.MjModel, count: int, parallel: bool = False, seed: int =
         qpos[::2, 1, 3:] = qpos[::2, 0, [4, 3, 6, 5]] * [-1, 1, 1, -1]  # turned over
     qpos[:, :, 3:] /= np.linalg.norm(qpos[:, :, 3:], axis=-1, keepdims=True)
     return qpos.reshape(count, -1)
+
+
+@pytest.mark.quick("plane_cylinder")
+@pytest.mark.parametrize("collide", [f for f, _ in COLLIDERS.values()], ids=lambda f: f.__name__)
+def test_kernels_of_colliders_have_no_wide_types_under_x64(collide):
+    """Literals are then of 64 bits."""
+    number, vector = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((), (3,)))
+    geom = narrow.Geom(vector, vector, vector, number, number, number)
+    with jax.enable_x64(True):
+        closed = trace_example(collide, "collide", ((geom, geom, number), {})).closed
+        live = Liveness(trace(closed, [False] * len(closed.in_avals)))
+    assert {node.dtype for node in live.nodes} <= set(DTYPES)
 
 
 def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]]:

@@ -111,6 +111,19 @@ def test_a_kernel_takes_them_by_environment():
     assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
 
 
+def test_energy_is_that_of_mocap_bodies_where_they_are():
+    source = HAND.format(integrator="Euler")
+    compiled, model = oracle.oracle(source), physics.load(source)
+    compiled.opt.enableflags |= mujoco.mjtEnableBit.mjENBL_ENERGY
+    data = mujoco.MjData(compiled)
+    acting = {name: x[0] for name, x in inputs(model, 1).items() if name.startswith("mocap")}
+    data.mocap_pos[:], data.mocap_quat[:] = acting["mocap_pos"], acting["mocap_quat"]
+    mujoco.mj_forward(compiled, data)
+    state = physics.init(model, jnp.float32(data.qpos))
+    found = jax.jit(lambda acting: physics.energy(model, state, **acting))(acting)
+    np.testing.assert_allclose(found, data.energy, rtol=1e-5)
+
+
 def test_keyframes_have_poses_of_mocap_bodies():
     key = '<keyframe><key mpos="0 0 .45 .1 0 .2" mquat="2 .2 0 .4 1 0 0 0"/><key/></keyframe>'
     source = HAND.format(integrator="Euler").replace("</mujoco>", f"{key}</mujoco>")

@@ -62,7 +62,7 @@ FREE, WHEEL = "<freejoint/>", '<joint axis="0 1 0"/>'
 PULLED = """<mujoco><option integrator="implicitfast"/><worldbody><body><joint name="a"/><geom size=".1"/>
 <body pos="1 0 0"><joint name="b"/><geom size=".1"/></body></body></worldbody>
 <tendon><fixed name="cord"><joint joint="a" coef="1"/><joint joint="b" coef="1"/></fixed></tendon>
-<actuator><motor tendon="cord"/></actuator></mujoco>"""
+<actuator><general tendon="cord" biastype="affine"/></actuator></mujoco>"""
 
 
 def changed(rng: np.random.Generator, name: str, old: np.ndarray) -> np.ndarray:
@@ -193,6 +193,25 @@ def test_contacts_that_are_to_stay_soft_are_as_they_were_or_the_step_says_so(joi
     assert any_.ncon[0] > 0 and any_.solver_error[0] < 1e-3
     assert soft.solver_error[0] == 1 if told else soft.solver_error[0] < 1e-3
     np.testing.assert_allclose(soft.qvel, any_.qvel, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.float32])
+@pytest.mark.parametrize("name", ["actuator_gainprm", "actuator_biasprm"])
+def test_numbers_that_an_actuators_kind_does_not_use_stay_zero(name, kind):
+    """MuJoCo reads one number of a fixed gain, and none of a motor's bias."""
+    compiled, model = oracle.oracle(ROBOT), physics.load(ROBOT)
+    getattr(compiled, name)[:, :3] += 1
+    changed = model.replace(**{name: kind(model.leaf(name) + 1)})
+    np.testing.assert_array_equal(changed.leaf(name) != 0, physics.load(compiled).leaf(name) != 0)
+    assert np.any(changed.leaf(name) == 0) and np.any(changed.leaf(name) != model.leaf(name))
+
+
+def test_the_page_has_all_fields_and_leaves():
+    page = (DOCS / "physics.md").read_text()
+    table = page.partition("## State and Data")[2].partition("\n##")[0]
+    names = set(re.findall(r"`(\w+)`", table))
+    assert names >= {*physics.State._fields, *physics.Data._fields}
+    assert set(re.findall(r"`(\w+)`", page.partition("## Domain randomisation")[2])) >= {*LEAVES}
 
 
 def test_both_frictions_of_a_pair_are_drawn_as_one():

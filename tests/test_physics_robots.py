@@ -112,7 +112,7 @@ def test_derivatives_go_through_servos_and_friction_loss():
 
 def test_keyframes_begin_where_the_file_says():
     model = physics.load(arm())
-    for key in ("up", 0):
+    for key in ("up", 0, np.int64(0)):
         state = physics.init(model, keyframe=key)
         np.testing.assert_allclose(state.qpos, [0.3, -0.5], rtol=1e-6)
         np.testing.assert_allclose(state.qvel, [1, 0])
@@ -287,6 +287,14 @@ def test_sensors_read_what_mujocos_read(integrator):
         physics.sensor(model, one, "gyr")
     with pytest.raises(SeedbedError, match="compass is of a kind that is not simulated"):
         physics.sensor(model, one, "compass")
+
+
+def test_a_sensor_of_a_batch_is_that_of_each():
+    model = physics.load(SENSORS.format(integrator="Euler"))
+    data = physics.make_data(model, physics.init(model))
+    read = np.arange(2.0 * data.sensordata.size).reshape(2, -1)
+    found = physics.sensor(model, data._replace(sensordata=read), "up")
+    np.testing.assert_array_equal(found, read[:, 6:9])
 
 
 TOUCH = """

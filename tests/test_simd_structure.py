@@ -343,6 +343,13 @@ def test_sorting_runs_as_vmap():
         np.testing.assert_array_equal(vectorize(jnp.sort)(x), np.sort(x, axis=1))
 
 
+def test_selected_literals_have_kernels_under_x64():
+    x = np.float32([-2, -1, 0, 3])
+    with jax.enable_x64(True):
+        sign = vectorize(lambda x: x * jnp.where(x < 0, -1, 1) + jnp.where(x > 2, 0.5, 0))(x)
+    np.testing.assert_array_equal(sign, np.float32([2, 1, 0, 3.5]))
+
+
 def test_float64_is_refused_by_name():
     x = np.ones((ROWS, 4), np.float32)
     with jax.enable_x64(True):

@@ -18,6 +18,7 @@ from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
+from seedbed.envs.device import changes
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.testing.checks import check_agent, check_task
 from seedbed.types import (
@@ -196,6 +197,19 @@ class Endless(Walk):
         return False
 
 
+class Far(Walk):
+    spec = EnvSpec(ArraySpec((), "float32"), Box((1,), (5.0,), (10.0,)))
+
+    def move(self, place, by):
+        return place + 0.1 * jnp.sqrt(9.5 - by)
+
+
+class Unbounded(Walk):
+    """Its bounds are those of float32, as Gymnasium writes that there are none."""
+
+    spec = EnvSpec(ArraySpec((), "float32"), Box((1,), (-3.4e38,), (np.inf,)))
+
+
 class Random(Walk):
     def move(self, place, by):
         return place + HIDDEN.normal()
@@ -220,17 +234,21 @@ class Needy(Walk):
 def test_tasks_hold_the_contract():
     check_task(Walk(), steps=50)
     check_task(CartPole(), steps=50)
+    check_task(changes.scale_reward(CartPole(), 0.1), steps=50)
+    check_task(Unbounded(), steps=50)
 
 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
         (Grows(), "Grows: observation is not finite after 1 steps"),
+        (Far(), "Far: observation is not finite"),
         (Endless(episode_steps=0), "Endless: no episode ended in 50 steps of 16 environments"),
         (Random(), "Random.step is not a function of its arguments"),
         (RandomStart(), "RandomStart.reset is not a function of its arguments"),
         (RewardsStart(), "RewardsStart.reset opens an episode with a reward"),
         (Needy(length=1.0), "Needy.length has no default"),
+        (changes.scale_reward(Needy(length=1.0), 0.1), "Needy.length has no default"),
     ],
 )
 def test_what_is_wrong_with_a_task_is_named(task, told):

@@ -112,6 +112,20 @@ def test_code_of_an_own_or_a_trusted_run_is_imported_and_told(run, capsys, how):
     assert Path("ran").exists()
 
 
+class Outer:
+    class Inner:
+        pass
+
+
+def test_classes_that_cannot_be_imported_are_told_with_their_remedy(tmp_path):
+    (tmp_path / "config.json").touch(0o600)
+    trust = Trust(tmp_path, tmp_path / "config.json")
+    assert trust.load(f"{__name__}:Outer.Inner") is Outer.Inner
+    for name, other in (("__main__:Car", "my_module:Car"), (f"{__name__}:f.<locals>.Car", ":Car")):
+        with pytest.raises(SeedbedError, match=f"or of a function: open.*such as .*{other}$"):
+            trust.load(name)
+
+
 def test_a_report_shows_a_foreign_run_without_its_code(run, capsys):
     foreign(run)
     assert cli.main(["report", "run", "-o", "page.html"]) == 0

@@ -432,6 +432,15 @@ def test_an_id_of_a_package_is_told_with_its_package(name: str) -> None:
     assert f"name that, too: package:{name}" in refusal_of(lambda: seedbed.train(name))
 
 
+def test_a_task_that_other_processes_cannot_import_is_told():
+    class Car(CartPole):
+        pass
+
+    notes = [settle(Request(env), lambda config: config).notes for env in (CartPole(), Car())]
+    assert "Car is defined in a script or notebook, or in a function" in notes[1][-1]
+    assert not any("is defined in" in note for note in notes[0])
+
+
 def test_the_configuration_of_an_environment_is_trained_by_its_usual_agent() -> None:
     for env in (CartPole(), GymEnv("CartPole-v1")):
         config = settle(Request(env), lambda config: config).config

@@ -23,6 +23,14 @@ def import_named(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def is_local(module: str, path: str) -> bool:
+    """Returns whether a class, by its module and its path there, is one that no other process can import.
+
+    It is of a script or notebook itself, or inside a function.
+    """
+    return module == "__main__" or "<locals>" in path
+
+
 def require_packages(what: str, extra: str, *names: str) -> None:
     """Raises SeedbedError if a package is not installed, which `what` needs and an `extra` of ours brings."""
     for name in names:

@@ -31,7 +31,7 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.pickled import is_pickled
 from seedbed.nearest import did_you_mean, require_options
 from seedbed.run.bucket import is_address
-from seedbed.run.encoding import BOUND, plain_tuple
+from seedbed.run.encoding import BOUND, plain_tuple, unimportable
 from seedbed.run.options import FusedConfig
 from seedbed.run.weights import Weights
 from seedbed.types import Environment, SeedbedError, UsageError
@@ -86,7 +86,12 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
         config = dataclasses.replace(config, start=dataclasses.replace(start, run=named))
     sizes = plain and scaling.note(plain, config)
     config, dtype = scaling.with_compute_dtype(config, request.run if request.resume else None)
-    return Settled(config, tuple(note for note in (sizes, dtype) if note))
+    local = unimportable((config.env, config.agent))
+    kept = local and (
+        f"{local} is defined in a script or notebook, or in a function: other processes cannot open this "
+        "run, to evaluate, play or export it; put the class into a module if they are to"
+    )
+    return Settled(config, tuple(note for note in (sizes, dtype, kept) if note))
 
 
 def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:

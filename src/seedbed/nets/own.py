@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from seedbed.named import import_named
+from seedbed.named import import_named, is_local
 from seedbed.nearest import did_you_mean
 from seedbed.spaces import PRIVILEGED, entry, without
 from seedbed.types import SeedbedError, Tree
@@ -31,7 +31,7 @@ def name_of(module: nn.Module) -> str:
     function, or a field is neither a number nor a text, nor a tuple of these.
     """
     kind, given = type(module), []
-    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+    if is_local(kind.__module__, kind.__qualname__):
         raise SeedbedError(
             f"torso is a {kind.__qualname__} that other processes cannot import: put the class into a "
             "module, such as my_nets.py, and import it from there"

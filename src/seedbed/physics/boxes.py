@@ -224,7 +224,7 @@ def _on_face(
     up = jnp.where(math.dot(normal, apart) >= 0, 1, -1).astype(apart.dtype)
     z = normal * up
     slopes = [jnp.abs(math.dot(z, axis)) for axis in other_axes]
-    steep = jnp.where(slopes[1] > slopes[0], 1, 0)
+    steep = jnp.where(slopes[1] > slopes[0], jnp.int32(1), 0)
     steep = jnp.where(slopes[2] > jnp.maximum(slopes[0], slopes[1]), 2, steep)
     u, v, w = (pick(other_axes[k:] + other_axes[:k], steep) for k in (1, 2, 0))
     size_u, size_v, size_w = (pick(other_sizes[k:] + other_sizes[:k], steep) for k in (1, 2, 0))

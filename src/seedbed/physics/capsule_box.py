@@ -133,9 +133,9 @@ def _edge(segment: _Segment, j: int, i: int) -> _Nearest:
 def _second(segment: _Segment, way: list[Array], nearest: _Nearest) -> tuple[Array, Array]:
     """Returns whether there is a second point, and how far along the segment from the first."""
     towards = functools.reduce(
-        jnp.bitwise_or, [jnp.where(x > 0, 1 << k, 0) for k, x in enumerate(segment.arm)]
+        jnp.bitwise_or, [jnp.where(x > 0, jnp.int32(1 << k), 0) for k, x in enumerate(segment.arm)]
     )
-    turned = (towards ^ nearest.corner).astype(jnp.int32)
+    turned = towards ^ nearest.corner
     at_corner = _from_corner(segment, way, nearest, turned)
     on_edge = _along_edge(segment, way, nearest, turned, towards)
     over_face = _over_face(segment, nearest)
@@ -156,7 +156,7 @@ def _from_corner(
     """Goes on from a corner along an edge, or over a face."""
     one = (turned == 1) | (turned == 2) | (turned == 4)
     bit = jnp.where(one, turned, 7 - turned)
-    axis = jnp.where(bit == 1, 0, jnp.where(bit == 2, 1, 2))
+    axis = jnp.where(bit == 1, 0, jnp.where(bit == 2, jnp.int32(1), 2))
     sign = jnp.where(one, 1, -1).astype(nearest.t.dtype)
     ahead, behind = 1 - sign * nearest.t, 1 + sign * nearest.t
     past = _past(segment)

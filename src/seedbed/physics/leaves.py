@@ -37,6 +37,7 @@ LEAVES = {
     "actuator_biasprm": "actuator",
 }
 """Fields that `Model.replace` accepts, with the kind of element that each row belongs to; "": none."""
+_USED = {"actuator_gainprm": 0, "actuator_biasprm": 1}  # by row of Model.actuator_used
 _IMPLICITFAST = 3  # as in model.py, which imports this module
 
 
@@ -57,6 +58,9 @@ def replaced(given: Mapping[str, Any], leaves: Mapping[str, Array]) -> dict[str,
                 f"model.replace: {name} has shape {got} instead of {have}: give one"
                 " environment's, and batch with simd.vectorize or jax.vmap"
             )
+        if name in _USED:
+            value = value * given["actuator_used"][_USED[name]]
+            leaves = {**leaves, name: value}
         if not isinstance(value, Tracer):
             _check(given, name, np.asarray(value))
     fields = {**given, **{name: x for name, x in leaves.items() if name != "gravity"}}

@@ -149,6 +149,7 @@ def from_mujoco(compiled: Any) -> Model:
             "tendon_moment",
             "actuator_moment",
             "actuator_site",
+            "actuator_used",
         ):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
@@ -168,9 +169,10 @@ def from_mujoco(compiled: Any) -> Model:
     affine_gain = compiled.actuator_gaintype == mujoco.mjtGain.mjGAIN_AFFINE
     affine_bias = compiled.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     fields["actuator_dynprm"] = fields["actuator_dynprm"][:, :1]
-    fields["actuator_gainprm"] = fields["actuator_gainprm"][:, :3]
-    fields["actuator_gainprm"][~affine_gain, 1:] = 0
-    fields["actuator_biasprm"] = fields["actuator_biasprm"][:, :3] * affine_bias[:, None]
+    used = affine_gain[:, None] | (np.arange(3) == 0), np.repeat(affine_bias[:, None], 3, axis=1)
+    fields["actuator_used"] = np.stack(used)
+    for name, each in zip(("actuator_gainprm", "actuator_biasprm"), used, strict=True):
+        fields[name] = fields[name][:, :3] * each
     fields["keyframes"] = tuple(
         Keyframe(
             mujoco.mj_id2name(compiled, mujoco.mjtObj.mjOBJ_KEY, i) or "",

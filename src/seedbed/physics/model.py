@@ -191,6 +191,7 @@ class Model:
     actuator_gear: Array  # [nu, 6]; a joint uses the first, a site has force and torque
     actuator_gainprm: Array  # [nu, 3] force per control: fixed, per length, per velocity
     actuator_biasprm: Array  # [nu, 3] force without control: fixed, per length, per velocity
+    actuator_used: np.ndarray  # [2, nu, 3] bool: those of gains, biases that the kind uses; ours
     actuator_dyntype: np.ndarray  # [nu] mjtDyn: kind of activation
     actuator_dynprm: np.ndarray  # [nu, 1] s, time constant of a filter
     actuator_actadr: np.ndarray  # [nu] its activation; -1: none
@@ -217,8 +218,8 @@ class Model:
     def replace(self, **leaves: Array) -> Model:
         """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
 
-        They are those of `seedbed.physics.leaves.LEAVES`; of gains and biases three columns. Dofs without
-        friction loss stay without.
+        They are those of `seedbed.physics.leaves.LEAVES`; of gains and biases three columns, of which those
+        that their kind does not use stay 0. Dofs without friction loss stay without.
 
         What follows from sizes, places and masses is kept consistent, but for the constants that MuJoCo
         derives at qpos0 when it compiles: `physics.set_const` computes them anew.
@@ -275,10 +276,9 @@ class Model:
         found = []
         for j in range(self.njnt):
             i, d = int(self.jnt_qposadr[j]), int(self.jnt_dofadr[j])
-            if self.jnt_type[j] == FREE:
-                found.append((i + 3, d + 3))
-            elif self.jnt_type[j] == BALL:
-                found.append((i, d))
+            if self.jnt_type[j] in (FREE, BALL):
+                first = 3 if self.jnt_type[j] == FREE else 0
+                found.append((i + first, d + first))
         return tuple(found)
 
     def joints(self, body: int) -> range:

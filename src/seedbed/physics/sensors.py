@@ -90,7 +90,9 @@ def is_simulated(sensor: Sensor) -> bool:
 
 @checked
 def sensor(model: Model, data: Data, name: str) -> jax.Array:
-    """Returns the value [dim] of a sensor of the `model` by its name, from the `data` of a step.
+    """Returns the value [..., dim] of a sensor of the `model` by its name.
+
+    It is from the `data` of a step, or of a batch of steps, [...].
 
     Raises SeedbedError if there is no such sensor, or if it is not simulated.
     """
@@ -100,7 +102,7 @@ def sensor(model: Model, data: Data, name: str) -> jax.Array:
                 raise SeedbedError(
                     f"sensor: {name} is of a kind that is not simulated: compute it from the other fields"
                 )
-            return data.sensordata[each.adr : each.adr + each.dim]
+            return data.sensordata[..., each.adr : each.adr + each.dim]
     names = [each.name for each in model.sensors if each.name]
     known = ", ".join(names) or "none with a name"
     hint = did_you_mean(name, names, cutoff=0.5) or f": it has {known}"

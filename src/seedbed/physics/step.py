@@ -92,7 +92,7 @@ def _keyframe(model: Model, wanted: str | int) -> Keyframe:
     names = [each.name for each in model.keyframes]
     if isinstance(wanted, str) and wanted in names:
         return model.keyframes[names.index(wanted)]
-    if isinstance(wanted, int) and 0 <= wanted < len(names):
+    if isinstance(wanted, int | np.integer) and 0 <= wanted < len(names):
         return model.keyframes[wanted]
     known = ", ".join(name or str(i) for i, name in enumerate(names)) or "none"
     raise SeedbedError(
@@ -217,15 +217,17 @@ def refresh(model: Model, data: Data, **given: Array) -> Data:
 
 
 @checked
-def energy(model: Model, state: State) -> jax.Array:
+def energy(model: Model, state: State, **given: Array) -> jax.Array:
     """Computes the potential and kinetic energy [2] in J of a `model` at a `state`.
 
-    They are mjData.energy after mj_forward.
+    They are mjData.energy after mj_forward. `given` are inputs as `forward` takes them, of which the poses of
+    mocap bodies count.
 
-    Raises SeedbedError if the state does not fit the model, or is a batch.
+    Raises SeedbedError if the state or an input does not fit the model, or is a batch.
     """
-    model = model.astype(_check(model, state))
-    kin = kinematics(model, state.qpos, state.qpos_low)
+    dtype = _check(model, state)
+    model, inputs = model.astype(dtype), _inputs(model, given, dtype)
+    kin = kinematics(model, state.qpos, state.qpos_low, inputs)
     motion, _ = velocity(model, kin.cdof, state.qvel)
     return energy_of(model, kin, state.qpos, motion, state.qvel)
 

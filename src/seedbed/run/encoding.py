@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from seedbed.named import is_local
 from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.trust import Trust
@@ -40,6 +41,19 @@ def encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
         f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
         "numbers, strings, tuples and dataclasses"
     )
+
+
+def unimportable(value: Any) -> str:
+    """Returns the name of a class in a value of `encode` that no other process can import; "" without one."""
+    children: Any = value.values() if isinstance(value, dict) else ()
+    if isinstance(value, tuple | list):
+        children = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        if is_local(kind.__module__, kind.__qualname__):
+            return kind.__qualname__
+        children = (getattr(value, field.name) for field in dataclasses.fields(value))
+    return next(filter(None, map(unimportable, children)), "")
 
 
 def decode(value: Any, trust: Trust) -> Any:

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import operator
 import os
 import stat
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.registry import code_of
 from seedbed.envs.names import ON_DEVICE
-from seedbed.named import import_named
+from seedbed.named import import_named, is_local
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE
 from seedbed.types import Environment, SeedbedError
@@ -124,12 +125,18 @@ class Trust:
         if not own:
             self.require(name)
         try:
-            found = getattr(
-                importlib.import_module(module) if own else import_named(module), attribute
-            )
+            imported = importlib.import_module(module) if own else import_named(module)
+            found = operator.attrgetter(attribute)(imported)
         except (ImportError, AttributeError, ValueError) as error:
             remedy = "start in the folder of its file, or name that in PYTHONPATH"
-            if module.startswith("seedbed."):
+            if is_local(module, attribute):
+                module = "my_module" if module == "__main__" else module
+                own_name = f"{module}:{attribute.rpartition('.')[2]}"
+                remedy = (
+                    "it is of a script or notebook, or of a function: open the run there, or put the class "
+                    f"into a module, and into {printable(self.file)} its name, such as {own_name}"
+                )
+            elif module.startswith("seedbed."):
                 remedy = "go on with the version of seedbed that began the run, or start a new run"
             raise SeedbedError(
                 f"the run's class {name} cannot be imported ({error}): {remedy}"

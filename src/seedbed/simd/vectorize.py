@@ -47,7 +47,8 @@ def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
     NaN, is zero, and denormal numbers count as zero; all other arithmetic is that of IEEE 754.
 
     Closed-over values that are traced, closed-over keys and large closed-over arrays are shared by all
-    examples; other closed-over arrays are compiled in.
+    examples; other closed-over arrays are compiled in. All of them are read when the function is first called
+    with arguments of a shape, as under `jax.jit`: what varies must be an argument.
 
     Raises (when called):
         SeedbedError: there is no leaf, or a leaf has the wrong type, no batch axis or another batch size;

@@ -15,7 +15,7 @@ import numpy as np
 
 from seedbed import simd
 from seedbed.envs.choices import random_choices
-from seedbed.envs.device.wrappers import auto_reset, limited
+from seedbed.envs.device.wrappers import auto_reset, innermost, limited
 from seedbed.ops.tracing import naming
 from seedbed.run import checking
 from seedbed.testing.probes import Noise
@@ -40,6 +40,7 @@ from seedbed.types import (
 
 _AGENTS, _TASKS = "docs/write-an-agent.md", "docs/write-a-task.md"
 _ENVS = 16  # that a task is stepped in
+_LARGEST = 1e9  # of a bound of actions; a larger one stands for none
 
 
 def check_agent(agent: Agent, spec: EnvSpec | None = None, seed: int = 0) -> None:
@@ -261,14 +262,15 @@ def check_task(task: Environment, steps: int = 1000, seed: int = 0) -> None:
     the task has one (`simd.vectorize` warns if not). Checked are what `spec`, `reset` and `step` say of
     shapes and dtypes; that both depend on their arguments alone; that rewards, observations and metrics are
     finite; that an episode opens with reward 0, and ends some time; and that the task can be an option: it
-    is hashable, and all its fields have defaults.
+    is hashable, and all its fields have defaults (of a task in wrappers, its own).
     """
     name = type(task).__name__
-    for field in dataclasses.fields(task):  # type: ignore[arg-type]
+    inner = innermost(task)
+    for field in dataclasses.fields(inner):  # type: ignore[arg-type]
         if field.default is field.default_factory is dataclasses.MISSING:
             raise SeedbedError(
-                f"{name}.{field.name} has no default; give one, for `seedbed train` makes the task without "
-                f"arguments (see {_TASKS})"
+                f"{type(inner).__name__}.{field.name} has no default; give one, for `seedbed train` "
+                f"makes the task without arguments (see {_TASKS})"
             )
     with naming(f"{name}.__hash__", _TASKS):
         hash(task)
@@ -310,9 +312,9 @@ def _random_actions(spec: EnvSpec, rng: np.random.Generator, observation: Tree) 
     """Draws actions for observations `[_ENVS, ...]`: a Box beyond its bounds, and no forbidden choice."""
     action = spec.action
     if isinstance(action, Box):
-        low, high = (
-            np.clip(np.array(bound, np.float64), -2, 2) for bound in (action.low, action.high)
-        )
+        low, high = (np.array(bound, np.float64) for bound in (action.low, action.high))
+        low = np.where(low > -_LARGEST, low, np.where(high < _LARGEST, high, 2) - 4)
+        high = np.where(high < _LARGEST, high, low + 4)
         middle, half = (low + high) / 2, (high - low) / 2
         drawn = middle + 1.5 * half * rng.uniform(-1, 1, (_ENVS, len(low)))
         return drawn.reshape(_ENVS, *action.shape).astype(np.float32)

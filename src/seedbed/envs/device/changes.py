@@ -171,7 +171,7 @@ class _Delay(Wrapper):
         child_key, key = jax.random.split(key)
         child = reopen_child(self.env, child_key, None if last is None else unwrapped(last)[0])
         most = jnp.array([self.observation, self.action], jnp.float32)
-        steps = jnp.floor(jax.random.uniform(key, (2,)) * (most + 1)).astype(jnp.int32)
+        steps = jnp.floor(jax.random.uniform(key, (2,), jnp.float32) * (most + 1)).astype(jnp.int32)
         taken = action_array(self.env.spec.action)
         shown = without(child.timestep.observation, *_IN_TIME)
         seen = jax.tree.map(lambda x: jnp.stack([x] * (self.observation + 1)), shown)

@@ -1,9 +1,8 @@
 """Tasks on MuJoCo models: the reset and step that all of them share, for one environment.
 
 A task subclasses `MujocoTask`, names its MJCF file and defines `initial`, `observe` and `judge`. After a
-step the derived fields (`xpos`, `cvel`, ...) come from the last forward pass of that step, as in
-Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.Data`), unless the task says
-`refreshes`, as in dm_control.
+step the derived fields (`xpos`, `cvel`, ...) are those of its last forward pass, as in Gymnasium: a little
+older than `qpos` and `qvel` (see `physics.Data`), unless the task says `refreshes`, as in dm_control.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.arguments import require_fields, require_ranges
+from seedbed.envs.device.given_model import require_like
 from seedbed.envs.device.mjcf_files import Version, mjcf_file
 from seedbed.physics.model import EULER
 from seedbed.spaces import Mirror
@@ -91,9 +91,9 @@ class MujocoTask(abc.ABC):
         """Raises SeedbedError for an option that cannot be. Those of subclasses call it first."""
         require_fields(self)
         self.require_no_less("frame_skip", least=self.least_frame_skip)
-        self.require_no_less("episode_steps")
-        self.require_no_less(*(name for name in _SIZES if hasattr(self, name)))
+        self.require_no_less("episode_steps", *(name for name in _SIZES if hasattr(self, name)))
         require_ranges(self)
+        require_like(self)
 
     def require_no_less(self, *names: str, least: float = 0) -> None:
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""

@@ -192,6 +192,10 @@ class Graph:
             return node
         if node.op == "constant":
             return self.constant(convert(node.value, dtype), dtype)
+        if node.op == "select" and is_constant(node.args[1]) and is_constant(node.args[2]):
+            # Under jax_enable_x64, literals that are selected have 64 bits, which no kernel has.
+            condition, true, false = node.args
+            return self.select(condition, self.convert(true, dtype), self.convert(false, dtype))
         if dtype == "bool":
             return self.apply("ne", node, self.constant(0, node.dtype))
         if node.dtype == "bool":

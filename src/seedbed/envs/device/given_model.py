@@ -1,0 +1,32 @@
+"""Options of a task against a model that it was given, which replaces what they would make of its file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from seedbed.physics.model import EULER, Model
+from seedbed.types import SeedbedError
+
+
+def require_like(task: Any) -> None:
+    """Raises SeedbedError for an option that was given to a task and that its own `model` does not have."""
+    model: Model | None = task.model
+    if model is None:
+        return
+    has = {
+        "integrator": np.array(["euler" if model.opt.integrator == EULER else "xml"]),
+        "kp": model.actuator_gainprm[:, 0],
+        "kd": model.dof_damping,
+        "solver_iterations": np.array([model.opt.iterations]),
+    }
+    for name, found in has.items():
+        usual = getattr(type(task), name, None)
+        mine = getattr(task, name, usual)
+        # Numbers that are drawn for an episode are no numpy arrays, and differ from those of the options.
+        if mine not in (0, usual) and isinstance(found, np.ndarray) and not (found == mine).any():
+            raise SeedbedError(
+                f"{type(task).__name__}.{name} is {mine}, but its model, which is used, has another: change "
+                f"the model, or leave out {name}"
+            )
