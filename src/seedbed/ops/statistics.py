@@ -95,7 +95,9 @@ def no_deviations(statistics: RunningStatistics) -> Deviations:
 
 def apart(x: Array, mean: Array) -> Array:
     """Returns how far rows `[N, *shape]` are from a mean, float32, and at most `_FARTHEST`."""
-    return jnp.clip(x.astype(jnp.float32) - mean[None], -_FARTHEST, _FARTHEST)
+    far = x.astype(jnp.float32) - mean[None]
+    # Bytes are near, and many.
+    return far if x.dtype == jnp.uint8 else jnp.clip(far, -_FARTHEST, _FARTHEST)
 
 
 def deviations(statistics: RunningStatistics, x: Tree, counts: Array | None = None) -> Deviations:
