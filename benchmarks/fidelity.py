@@ -54,8 +54,9 @@ def trained(line: list[str], run: Path, core: int) -> list[dict[str, Any]]:
     """Trains on one core to the end, or reads what was trained; returns the lines of the metrics."""
     if run.exists() and any(EVALUATED in line for line in read_lines(run / "metrics.jsonl")):
         return read_lines(run / "metrics.jsonl")
-    resume = ["--resume"] if (run / "config.json").exists() else []
-    full = ["taskset", "-c", str(core), sys.executable, "-m", *line, "--run", str(run), *resume]
+    if (run / "config.json").exists():  # it has all options
+        line = ["seedbed", "train", "--resume"]
+    full = ["taskset", "-c", str(core), sys.executable, "-m", *line, "--run", str(run)]
     log = run.with_suffix(".log")
     here = {"cwd": Path(__file__).parent, "stderr": subprocess.STDOUT}  # the target is this module
     with log.open("a") as out, started(full, stdout=out, **here) as process:
