@@ -20,9 +20,9 @@ from typing import Any
 
 import gymnasium
 import scipy.stats
-from _training import CommandError, save_part, started
 
 import seedbed
+from _training import CommandError, save_part, started
 from seedbed.run.lines import read_lines
 
 PEERS = {"half_cheetah": "HalfCheetah-v5", "ant": "Ant-v5"}
@@ -109,7 +109,7 @@ def main() -> None:
     returns = {side: [run["return"] for run in runs if run["side"] == side] for side in SIDES}
     found = compared(returns)
     print(found)
-    protocol = {"steps": args.steps, "ratio": args.ratio, "evaluation_episodes": 16}
+    protocol = {"steps": args.steps, "samples_a_step": args.ratio, "evaluation_episodes": 16}
     save_part(args.out, args.name, {**protocol, "runs": runs, **found})
 
 
