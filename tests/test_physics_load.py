@@ -235,7 +235,7 @@ DRIVEN = """<mujoco><option integrator="implicitfast"/><worldbody>
 <geom name="floor" type="plane" size="1 1 1"/>
 <body pos="0 0 1"><freejoint/><geom name="ball" size=".1"/><site name="tip"/></body></worldbody>
 <contact><pair geom1="floor" geom2="ball"/></contact>
-<actuator><general site="tip" biastype="affine"/></actuator></mujoco>"""
+<actuator><general site="tip" gaintype="affine" biastype="affine"/></actuator></mujoco>"""
 
 
 @pytest.mark.parametrize(

@@ -562,8 +562,8 @@ def test_a_process_that_hung_is_told_of_in_one_phrase():
         one.begin()
         one.hung(10.0)
         assert one.end("was killed by SIGKILL", words, after=after) == told
-    one.begin()
-    assert one.end("exited with status 3").endswith("process exited with status 3; started again")
+    # The system may refuse to start the next one.
+    assert one.end("could not be started").endswith("process could not be started; started again")
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ _ROLE_FILES = ("address.json", "log.txt")
 _CHECKPOINTS = "checkpoints/"
 # Files that grow with each line of metrics, and are sent whole; and the bytes a second that this may take.
 _LOGS, _LOG_BYTES_S = (METRICS, "events.out.tfevents."), 100_000
+_LOG_MOST_S = 600.0  # that a log waits: a machine that is lost takes no more lines with it
 # What a save of a replay ends with; its other files grow between saves.
 _INDEX = ".index"
 # What changes with a file's content, as the library of each bucket names it.
@@ -225,7 +226,9 @@ class Bucket:
 
     def _is_due(self, path: str, size: int) -> bool:
         passed_s = time.monotonic() - self._sent_s.get(path, -math.inf)
-        return not path.startswith(_LOGS) or size <= _LOG_BYTES_S * passed_s
+        return (
+            not path.startswith(_LOGS) or size <= _LOG_BYTES_S * passed_s or passed_s > _LOG_MOST_S
+        )
 
     def send(self, ending: bool = False) -> None:
         """Sends what is new, and then removes what is gone. Raises Taken if another process has the run."""

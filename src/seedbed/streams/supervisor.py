@@ -110,7 +110,7 @@ class Supervisor:
             early = time.monotonic() < self._begun_s + _EARLY_S
         self._deaths = self._deaths + 1 if early else 0
         if self._hung:
-            how = self._hung + ("," if after else "")
+            how, self._hung = self._hung + ("," if after else ""), ""
         how += after
         last = last_line(words)
         if self._deaths >= MAX_DEATHS:

@@ -150,7 +150,7 @@ def require_space(config: TrainConfig, space: Space) -> None:
         if isinstance(own, float) and isinstance(dimension, Range) and dimension.whole:
             low, high = map(float, ends)
             raise SeedbedError(
-                f"the space gives whole numbers to {name}, which is {own}: write {low} and {high}"
+                f"the space gives whole numbers to {name}, which is {own}: write {low} and {high}, or a list"
             )
 
 

@@ -10,8 +10,8 @@ from seedbed.physics.model import EULER, Model
 from seedbed.types import SeedbedError
 
 
-def require_like(task: Any) -> None:
-    """Raises SeedbedError for an option that was given to a task and that its own `model` does not have."""
+def require_like(task: Any, *names: str) -> None:
+    """Raises SeedbedError if a task was given one of these options and its own `model` does not have it."""
     model: Model | None = task.model
     if model is None:
         return
@@ -21,9 +21,8 @@ def require_like(task: Any) -> None:
         "kd": model.dof_damping,
         "solver_iterations": np.array([model.opt.iterations]),
     }
-    for name, found in has.items():
-        usual = getattr(type(task), name, None)
-        mine = getattr(task, name, usual)
+    for name in names:
+        found, mine, usual = has[name], getattr(task, name), getattr(type(task), name)
         # Numbers that are drawn for an episode are no numpy arrays, and differ from those of the options.
         if mine not in (0, usual) and isinstance(found, np.ndarray) and not (found == mine).any():
             raise SeedbedError(

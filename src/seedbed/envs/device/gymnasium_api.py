@@ -87,10 +87,10 @@ class _Programs(NamedTuple):
 
 
 def _programs(
-    task: Environment, added: Callable[[Environment], Environment], model: Hashable
+    task: Environment, added: Callable[[Environment], Environment], *told: Hashable
 ) -> _Programs:
-    """Compiles a task; `model` tells tasks apart which are equal but have read another file, or none."""
-    del model
+    """Compiles a task; `told` tells tasks apart that are equal, and yet are not the same."""
+    del told
     env = added(task)
 
     def reopen(key: Array, last: EnvState) -> EnvState:
@@ -100,7 +100,8 @@ def _programs(
     return _Programs(env, *compiled)
 
 
-# Environments that are equal share what is compiled: eight in a process of actors are compiled once.
+# Robots of ours that are equal share what is compiled: eight in a process of actors are compiled once. Of a
+# user's tasks, equality may leave out what a step reads.
 _shared = functools.lru_cache(maxsize=16)(_programs)
 
 
@@ -111,12 +112,11 @@ class Batch:
         self, task: Environment, size: int, added: Callable[[Environment], Environment]
     ) -> None:
         """Puts the wrappers `added`, which carry nothing from episode to episode, around a task."""
-        inner = wrappers.innermost(task)
-        given = task, added, inner.physics_model() if isinstance(inner, MujocoTask) else None
-        try:
-            self._programs = _shared(*given)
-        except TypeError:  # a task that cannot be hashed
-            self._programs = _programs(*given)
+        if isinstance(task, MujocoTask) and type(task).__module__.startswith("seedbed."):
+            # 1 and 1.0 are equal options; the model is of the file as it was read.
+            self._programs = _shared(task, added, repr(task), task.physics_model())
+        else:
+            self._programs = _programs(task, added)
         self.env, self.size = self._programs.env, size
         self._carries = isinstance(task, wrappers.Wrapper)
         self._state: EnvState | None = None

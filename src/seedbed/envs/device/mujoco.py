@@ -93,7 +93,7 @@ class MujocoTask(abc.ABC):
         self.require_no_less("frame_skip", least=self.least_frame_skip)
         self.require_no_less("episode_steps", *(name for name in _SIZES if hasattr(self, name)))
         require_ranges(self)
-        require_like(self)
+        require_like(self, "integrator")
 
     def require_no_less(self, *names: str, least: float = 0) -> None:
         """Raises SeedbedError if one of these options is less than `least`, or not finite."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
+from seedbed.envs.device.given_model import require_like
 from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
 from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
@@ -83,6 +84,7 @@ class ServoedTask(MujocoTask, abc.ABC):
         """Raises SeedbedError for an option that cannot be."""
         super().__post_init__()
         self.require_no_less("noise_level", "kp", "kd", "solver_iterations", "action_scale")
+        require_like(self, "kp", "kd", "solver_iterations")
 
     @functools.cached_property
     def _model(self) -> physics.Model:
