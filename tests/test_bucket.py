@@ -373,9 +373,17 @@ def test_a_log_that_grows_takes_only_so_much_of_the_network(machines, monkeypatc
     assert 10e6 < sent[0] < 100_000 * 15.0 * 1000
     assert keeping.new() == [] and keeping.new(ending=True) == ["metrics.jsonl"]
     keeping.send(ending=True)
+    # However large, it waits for ten minutes at most.
+    monkeypatch.setattr(mirror, "_LOG_BYTES_S", 1)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write("x" * 10_000)
+    for passed_s, new in ((599.0, []), (2.0, ["metrics.jsonl"])):
+        now[0] += passed_s
+        assert keeping.new() == new
+    keeping.send()
     run.close()
     other.begin().close()
-    assert (other.folder / "metrics.jsonl").stat().st_size == 10_000_000
+    assert (other.folder / "metrics.jsonl").stat().st_size == 10_010_000
 
 
 def test_a_bucket_that_refuses_for_a_while_is_sent_everything_later(machines, monkeypatch):

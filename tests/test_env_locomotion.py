@@ -322,6 +322,13 @@ class Lift(MujocoTask):
         return Verdict(-jnp.abs(height - 1), height < 0.5, {"height": height})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DampedLift(Lift):
+    """A task with an option that is called as a robot's, and is none of the model's."""
+
+    kd: float = 0.5
+
+
 @pytest.fixture
 def lift(tmp_path):
     path = tmp_path / "lift.xml"
@@ -435,6 +442,11 @@ def test_a_file_that_was_edited_is_read_again(lift, tmp_path, monkeypatch):
     monkeypatch.chdir(other)
     masses += [Lift(xml_file="./lift.xml").physics_model().body_mass[1]]
     assert masses == [2, 2, 10, 30]
+
+
+def test_an_option_of_a_user_s_may_have_the_name_of_a_robot_s(lift):
+    task = DampedLift(xml_file=lift.xml_file, kd=2.0, model=lift.physics_model())
+    assert task.physics_model().dof_damping == 0
 
 
 @pytest.mark.parametrize(
