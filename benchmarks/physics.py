@@ -121,6 +121,7 @@ def state_of(model: Any, states: np.ndarray) -> physics.State:
         qpos=jnp.asarray(states[:, 1 : 1 + nq], jnp.float32),
         qpos_low=jnp.zeros((batch, len(from_mujoco(model).root_dofs))),
         qvel=jnp.asarray(states[:, 1 + nq : 1 + nq + nv], jnp.float32),
+        qvel_low=jnp.zeros((batch, nv)),
         act=jnp.zeros((batch, model.na)),
         qacc_warmstart=jnp.zeros((batch, nv)),
         diverged=jnp.zeros(batch, bool),

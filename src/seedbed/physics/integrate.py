@@ -50,13 +50,14 @@ def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Seque
         qacc = divide(linear.pattern(model.nv, set(matrix)), matrix, force)
     if fast:
         qacc = _lone_bodies(model, data, mass, force, qacc)
-    qvel = data.qvel + h * qacc
+    qvel, qvel_low = math.two_sum(data.qvel, data.qvel_low + h * qacc)
     qpos, qpos_low = integrate_pos(model, data.qpos, data.qpos_low, qvel, h)
     return data._replace(
         time=data.time + h,
         qpos=qpos,
         qpos_low=qpos_low,
         qvel=qvel,
+        qvel_low=qvel_low,
         act=next_activation(model, data.act, data.act_dot),
         qacc_warmstart=data.qacc,
         diverged=data.diverged | ~is_sane(data.qacc).all(),
@@ -150,11 +151,13 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
     begin = data, none, none, none, still
     (last, _, velocity, qacc, act_dot), _ = lax.scan(recomputed(stage), begin, rows)
     target = move(velocity, qacc, next_activation(model, data.act, act_dot))
+    qvel, qvel_low = math.two_sum(data.qvel, data.qvel_low + h * qacc)
     return last._replace(
         time=data.time + h,
         qpos=target.qpos,
         qpos_low=target.qpos_low,
-        qvel=target.qvel,
+        qvel=qvel,
+        qvel_low=qvel_low,
         act=target.act,
         qacc=qacc,
     )

@@ -326,6 +326,7 @@ class State(NamedTuple):
     qpos: Array  # [nq] m and rad; quaternions of free joints and balls
     qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
+    qvel_low: Array  # [nv] m/s and rad/s, rounding residues of qvel; ours
     act: Array  # [na] activations of actuators
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
@@ -343,6 +344,7 @@ class Data(NamedTuple):
     qpos: Array  # [nq] m and rad; quaternions of free joints
     qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
+    qvel_low: Array  # [nv] m/s and rad/s, rounding residues of qvel; ours
     act: Array  # [na] activations of actuators
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours

@@ -67,6 +67,7 @@ def init(
         qpos=_floats("qpos", start, (model.nq,), dtype),
         qpos_low=jnp.zeros(len(model.root_dofs), dtype),
         qvel=_floats("qvel", speed, (model.nv,), dtype),
+        qvel_low=jnp.zeros(model.nv, dtype),
         act=jnp.asarray(begin.act, dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),
@@ -182,6 +183,7 @@ def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
         qpos=jnp.where(bad, model.qpos0, state.qpos),
         qpos_low=jnp.where(bad, 0, state.qpos_low),
         qvel=jnp.where(bad, 0, state.qvel),
+        qvel_low=jnp.where(bad, 0, state.qvel_low),
         act=jnp.where(bad, 0, state.act),
         qacc_warmstart=jnp.where(bad, 0, state.qacc_warmstart),
         diverged=bad,
@@ -323,7 +325,7 @@ def _check(model: Model, state: State) -> Any:
     _floats("qpos", state.qpos, (model.nq,), dtype)
     _floats("qpos_low", state.qpos_low, (len(model.root_dofs),), dtype)
     _floats("act", state.act, (model.na,), dtype)
-    for name in ("qvel", "qacc_warmstart"):
+    for name in ("qvel", "qvel_low", "qacc_warmstart"):
         _floats(name, getattr(state, name), (model.nv,), dtype)
     for name in ("time", "diverged"):
         if (shape := _array(name, getattr(state, name)).shape) != ():
