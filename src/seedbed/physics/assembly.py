@@ -329,6 +329,7 @@ def _couple(
     """
     levers: list[jax.Array] = []
     bent: list[jax.Array] = []
+    entries = math.unstack(row["entry"])
     for dof, turn in zip(math.unstack(row["dof"]), math.unstack(row["turn"]), strict=True):
         motion = turn * row_of(problem.cdof, dof)
         if len(point.apart):
@@ -339,7 +340,7 @@ def _couple(
         reached = point.active & (turn != 0)
         first = len(levers) * (len(levers) - 1) // 2
         for place, other in enumerate(bent):
-            entry = row["entry"][first + place]
+            entry = entries[first + place]
             old = row_of(coupling, entry)
             new = old + math.dot(levers[-1], other)
             coupling = math.put(coupling, entry, jnp.where(reached, new, old))
@@ -356,8 +357,8 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
     force = math.unstack(project(model, problem.cdof, jnp.stack(total)))
     count, cut = len(problem.rows_dof), problem.dofs.cut(slack.dofs)
     push = -problem.dofs.sign * problem.dofs.stiffness[:count] * cut[:count]
-    for row, dof in enumerate(problem.rows_dof):
-        force[dof] = force[dof] + push[row]
+    for dof, pushed in zip(problem.rows_dof, math.unstack(push), strict=True):
+        force[dof] = force[dof] + pushed
     wide = zip(problem.dofs.wide, problem.wide_dofs, strict=True)
     for row, (numbers, dofs) in enumerate(wide, count):
         pushed = problem.dofs.stiffness[row] * cut[row]
@@ -375,7 +376,8 @@ def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
         stiffness = sums.stiffness[:, np.maximum(square, square.T)]
         for entry, value in composite(problem.model, problem.cdof, stiffness).items():
             matrix[entry] = matrix[entry] + value
-    pushing = jnp.where(problem.dofs.inside(slack.dofs), problem.dofs.stiffness, 0)
+    inside = problem.dofs.inside(slack.dofs)
+    pushing = math.unstack(jnp.where(inside, problem.dofs.stiffness, 0))
     for row, dof in enumerate(problem.rows_dof):
         matrix[dof, dof] = matrix[dof, dof] + pushing[row]
     wide = zip(problem.dofs.wide, problem.wide_dofs, strict=True)
@@ -386,7 +388,7 @@ def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
                 if j <= i:
                     value = pushing[row] * a * b
                     matrix[i, j] = matrix[i, j] + value if (i, j) in matrix else value
-    for place, entry in enumerate(problem.entries):
-        value = sums.coupling[place]
+    coupling = math.unstack(sums.coupling[: len(problem.entries)], 0)
+    for entry, value in zip(problem.entries, coupling, strict=True):
         matrix[entry] = matrix[entry] + value if entry in matrix else value
     return matrix

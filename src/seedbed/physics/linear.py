@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from seedbed.physics.math import mul, sub, unstack
+
 Entry = tuple[int, int]
 
 
@@ -61,10 +63,10 @@ def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
         reciprocal[k] = 1 / work[k, k]
         columns = [i for i in pattern.rows[k] if (k, i) in work]
         for place, i in enumerate(columns):
-            ratio = lower[k, i] = work[k, i] * reciprocal[k]
+            ratio = lower[k, i] = mul(work[k, i], reciprocal[k])
             for j in columns[place:]:
-                product = ratio * work[k, j]
-                work[i, j] = work[i, j] - product if (i, j) in work else -product
+                product = mul(ratio, work[k, j])
+                work[i, j] = sub(work[i, j], product) if (i, j) in work else -product
     return Factor(pattern, lower, reciprocal)
 
 
@@ -82,16 +84,16 @@ def quadratic(factor: Factor, vector: Sequence[Any]) -> Any:
 
 def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
     """Solves H x = vector [nv] for x [nv]."""
-    x = [vector[i] for i in range(factor.pattern.nv)]
+    x = list(vector) if isinstance(vector, Sequence) else unstack(vector)
     rows = [[i for i in row if (k, i) in factor.lower] for k, row in enumerate(factor.pattern.rows)]
     for k in reversed(range(len(x))):
         for i in rows[k]:
-            x[i] = x[i] - factor.lower[k, i] * x[k]
-    x = [value * reciprocal for value, reciprocal in zip(x, factor.reciprocal, strict=True)]
+            x[i] = sub(x[i], mul(factor.lower[k, i], x[k]))
+    x = [mul(value, reciprocal) for value, reciprocal in zip(x, factor.reciprocal, strict=True)]
     for k in range(len(x)):
         # The most recent x[i] is used last, so that the wait for it is short.
         for i in reversed(rows[k]):
-            x[k] = x[k] - factor.lower[k, i] * x[i]
+            x[k] = sub(x[k], mul(factor.lower[k, i], x[i]))
     return jnp.stack(x)
 
 

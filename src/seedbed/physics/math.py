@@ -51,13 +51,34 @@ def unstack(x: Array, axis: int = -1) -> list[Any]:
     """Splits [..., n] into n arrays [...]; numpy stays numpy."""
     if isinstance(x, np.ndarray):
         return list(np.moveaxis(x, axis, 0))
-    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+    # Traced in half the time of as many slices.
+    parts = lax.split(x, (1,) * x.shape[axis], axis % x.ndim) if x.shape[axis] else []
+    return [lax.squeeze(part, (axis % x.ndim,)) for part in parts]
 
 
 def stack(xs: Sequence[Any]) -> Any:
     """Joins n arrays [...] into [..., n]; the result is numpy if all of them are."""
-    constant = all(isinstance(x, np.ndarray | np.generic) for x in xs)
-    return np.stack(xs, axis=-1) if constant else jnp.stack(xs, axis=-1)
+    if all(isinstance(x, np.ndarray | np.generic) for x in xs):
+        return np.stack(xs, axis=-1)
+    if all(_are_traced(xs[0], x) for x in xs):
+        axis = xs[0].ndim
+        return lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis)
+    return jnp.stack(xs, axis=-1)
+
+
+def mul(a: Any, b: Any) -> Any:
+    """Multiplies numbers; two traced ones in half the time that `a * b` takes."""
+    return lax.mul(a, b) if _are_traced(a, b) else a * b
+
+
+def sub(a: Any, b: Any) -> Any:
+    """Subtracts numbers; two traced ones in half the time that `a - b` takes."""
+    return lax.sub(a, b) if _are_traced(a, b) else a - b
+
+
+def _are_traced(a: Any, b: Any) -> bool:
+    traced = isinstance(a, jax.core.Tracer) and isinstance(b, jax.core.Tracer)
+    return traced and a.shape == b.shape and a.dtype == b.dtype
 
 
 def dot(a: Array, b: Array) -> jax.Array:
@@ -68,7 +89,8 @@ def dot(a: Array, b: Array) -> jax.Array:
 def cross(a: Array, b: Array) -> jax.Array:
     """Returns the vector product [..., 3]."""
     (ax, ay, az), (bx, by, bz) = unstack(a), unstack(b)
-    return stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx])
+    x, y, z = (ay, bz, az, by), (az, bx, ax, bz), (ax, by, ay, bx)
+    return stack([sub(mul(p, q), mul(r, s)) for p, q, r, s in (x, y, z)])
 
 
 def apply(matrix: Array, vector: Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -99,16 +100,19 @@ class _Scribe:
 
     def _atom(self, atom: Any) -> str:
         if isinstance(atom, core.Literal):
-            return self.value(np.asarray(atom.val))
+            array = np.asarray(atom.val)
+            return f"{_name(array.dtype)}{array.shape}{array.tobytes().hex()}"
         number = self._numbers.get(atom)
         if number is not None:
             return str(number)
         self._numbers[atom] = number = len(self._numbers)
-        return f"{number}:{atom.aval.dtype}{atom.aval.shape}"
+        return f"{number}:{_name(atom.aval.dtype)}{atom.aval.shape}"
 
     def value(self, value: Any) -> str:
         """Returns a description of a parameter or a constant; raises Indescribable if there is none."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return repr(value)
+        if type(value) is tuple and all(type(item) is int for item in value):
             return repr(value)
         value = getattr(value, "closed", value)  # a Function, of a kernel inside
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
@@ -146,6 +150,11 @@ class _Scribe:
             inner.jaxpr(jaxpr)
         self._known[id(jaxpr)] = _hash(inner.lines)
         return self._known[id(jaxpr)]
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
 
 
 def _function(value: Any) -> str:
