@@ -49,6 +49,7 @@ from seedbed.config.recipes import (
     atari_dqn,
     atari_impala,
     atari_r2d2,
+    atari_vmpo,
 )
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.doom import DoomEnv
@@ -84,6 +85,11 @@ def pong_impala_deep() -> TrainConfig:
 def pong_r2d2() -> TrainConfig:
     """Atari Pong with R2D2 (small CNN, LSTM instead of stacked frames, no sticky actions)."""
     return _pong(atari_r2d2, 5_000_000)
+
+
+def pong_vmpo() -> TrainConfig:
+    """Atari Pong with V-MPO (small CNN, no sticky actions)."""
+    return _pong(atari_vmpo, 2_500_000)
 
 
 def pong_dqn() -> TrainConfig:
@@ -196,6 +202,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
     "pong/impala-deep": pong_impala_deep,
     "pong/r2d2": pong_r2d2,
+    "pong/vmpo": pong_vmpo,
     "pong/dqn": pong_dqn,
     "pong/gorila": pong_gorila,
     "pong/gorila-apex": pong_gorila_apex,
