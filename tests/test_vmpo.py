@@ -17,7 +17,7 @@ from seedbed.agents.vmpo import Vmpo
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.fused.program import Program
 from seedbed.ops import returns
-from seedbed.run.options import FusedConfig, ParamServerConfig
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.testing.probes import Aim, Match
 from seedbed.testing.trainers import Trainer
 from seedbed.types import Box, Discrete, SeedbedError, trajectory_masks
@@ -204,6 +204,16 @@ def test_several_updates_of_a_batch_are_refused_with_parameter_servers():
     with pytest.raises(SeedbedError, match="Vmpo makes 2 x 1 updates of a batch"):
         ParamServerConfig().fitted(Vmpo())
     ParamServerConfig().fitted(Vmpo(epochs=1))
+
+
+def test_acting_waits_for_several_updates_of_a_batch():
+    """So all of a batch is of one policy; with one update, actors may be on other machines."""
+    assert Vmpo(epochs=1, minibatches=2).experience.synchronous
+    assert not Vmpo(epochs=1).experience.synchronous
+    listening = CentralConfig(listen="127.0.0.1:0")
+    listening.fitted(Vmpo(epochs=1))
+    with pytest.raises(SeedbedError, match="takes this one with --agent.epochs 1 --agent.mini"):
+        listening.fitted(Vmpo())
 
 
 def test_what_cannot_be_is_refused():

@@ -77,7 +77,7 @@ class Vmpo(ActorCriticAgent):
 
     entropy_cost: float = 0.0
     epochs: int = 2
-    """Passes over a batch; before the second, the policy has not moved from the one that acted."""
+    """Passes over a batch; with one and one minibatch, acting does not wait for learning."""
     minibatches: int = 1
     """Parts into which each pass divides a batch, by environments; it must divide `batch`."""
     temperature_bound: float = 0.1
@@ -116,8 +116,13 @@ class Vmpo(ActorCriticAgent):
 
     @property
     def experience(self) -> OnPolicy:
-        """Returns options of experience: unrolls in the order in which they arrive."""
-        return OnPolicy(self.unroll, self.batch)
+        """Returns options of experience: if there is one update a batch, unrolls in the order of arrival.
+
+        With several updates a batch, its unrolls come from the policy that the first one begins with. The
+        penalty, which then counts, would draw the policy back to an older one.
+        """
+        several = self.epochs * self.minibatches > 1
+        return OnPolicy(self.unroll, self.batch, synchronous=several)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""

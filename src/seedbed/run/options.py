@@ -174,11 +174,8 @@ class CentralConfig(_HostConfig):
         sizes.require_unrolls(agent)
         experience = on_policy(agent)
         synchronous = experience is not None and experience.synchronous
-        if synchronous and self.listen:
-            raise SeedbedError(
-                f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
-                "is for agents that learn while others act, such as impala; ranks take --learners"
-            )
+        if self.listen:
+            sizes.require_listenable(agent)
         part = experience.batch // self.learners if experience else 0
         envs = self.envs_per_actor or math.gcd(_USUAL_ENVS, GROUPS * part * (self.learners > 1))
         cores, each = 0 if self.listen else _cores(), self.steps // (envs * self.learners)
@@ -349,7 +346,7 @@ class ParamServerConfig(_HostConfig):
         sizes.require_sizes(agent)
         sizes.require_unrolls(agent)
         unrolls = on_policy(agent)
-        if unrolls is not None and unrolls.synchronous:
+        if unrolls is not None and unrolls.synchronous and not sizes.once(agent):
             raise SeedbedError(
                 f"{type(agent).__name__} learns from what its newest parameters have done, which several "
                 "learners change here: train it with --runtime central, or take impala, dqn, r2d2, sac or awr"

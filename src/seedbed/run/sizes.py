@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 from seedbed.types import (
@@ -106,6 +107,29 @@ def require_seeds(seed: int, seeds: int) -> None:
         )
 
 
+def once(agent: Agent) -> str:
+    """Returns the options with which a synchronous agent learns while it acts; "" if there are none."""
+    if not {"epochs", "minibatches"} <= getattr(agent, "__dataclass_fields__", {}).keys():
+        return ""
+    unrolls = on_policy(dataclasses.replace(agent, epochs=1, minibatches=1))  # type: ignore[type-var, call-arg]
+    return (
+        "" if unrolls is None or unrolls.synchronous else "--agent.epochs 1 --agent.minibatches 1"
+    )
+
+
+def require_listenable(agent: Agent) -> None:
+    """Raises SeedbedError if an agent cannot learn from actors of other machines."""
+    experience = on_policy(agent)
+    if experience is not None and experience.synchronous:
+        options = once(agent)
+        raise SeedbedError(
+            f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
+            "is for agents that learn while others act, such as impala"
+            + (f", and takes this one with {options}" if options else "")
+            + "; ranks take --learners"
+        )
+
+
 def require_plannable(agent: Agent, alone: bool) -> None:
     """Raises SeedbedError unless a model can choose the number of actors, as `auto` asks for.
 
@@ -118,9 +142,11 @@ def require_plannable(agent: Agent, alone: bool) -> None:
         )
     experience = on_policy(agent)
     if experience is not None and experience.synchronous:
+        options = once(agent)
         raise SeedbedError(
             f"actors is auto, and {type(agent).__name__} acts, stops and learns: leave --actors out, and as "
             "many actors divide its batch as there are cores"
+            + (f"; or give {options}" if options else "")
         )
 
 
