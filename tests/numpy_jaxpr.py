@@ -332,6 +332,8 @@ PREPARED: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "expand_dims": _reshape,
     "broadcast_in_dim": _broadcast,
     "slice": _slice,
+    "stack": lambda eqn: lambda *xs: np.stack(xs, eqn.params["axis"]),
+    "unstack": lambda eqn: lambda x: list(np.moveaxis(x, eqn.params["axis"], 0)),
     "gather": _gather,
     "scatter": _scatter,
     "while": _while,

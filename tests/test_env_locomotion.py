@@ -63,7 +63,7 @@ def state_of(task: Any, data: Any) -> physics.Data:
     model = task.physics_model()
     state = physics.init(model, np.float32(data.qpos), np.float32(data.qvel))
     blank = physics.make_data(model, state)
-    ours = {"time", "qpos_low", "diverged", "ncon", "solver_niter", "solver_error"}
+    ours = {"time", "qpos_low", "qvel_low", "diverged", "ncon", "solver_niter", "solver_error"}
     names = [name for name in physics.Data._fields if name not in ours]
     return blank._replace(**{name: np.float32(getattr(data, name)) for name in names})
 

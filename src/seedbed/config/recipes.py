@@ -199,7 +199,7 @@ def vectors_vmpo(env: HostEnvConfig | Environment) -> TrainConfig:
         kl_bound=0.03,
         learning_rate=1e-3,
     )
-    return _config(env, agent, 5_000_000, envs_per_actor=8)
+    return _config(env, agent, 5_000_000)
 
 
 def vectors_awr(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -290,7 +290,7 @@ def images_vmpo(env: HostEnvConfig | Environment) -> TrainConfig:
     """V-MPO for images: as for Atari, but rewards are not clipped, and the network is the usual one."""
     config = atari_vmpo(env)  # type: ignore[arg-type]
     agent = dataclasses.replace(config.agent, reward_clip=0.0, torso="auto")  # type: ignore[type-var, call-arg]
-    return _config(env, agent, 10_000_000, envs_per_actor=16)
+    return _config(env, agent, 10_000_000)
 
 
 def images_ppo(env: HostEnvConfig) -> TrainConfig:

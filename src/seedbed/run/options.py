@@ -106,9 +106,9 @@ class CentralConfig(_HostConfig):
     """The options of the central runtime, which are the same for every agent and environment."""
 
     actors: int | Literal["auto"] = 0
-    """Actor processes; 0: one a core (PPO, replay: as batch, steps allow); auto: as a plan finds best."""
+    """Actor processes; 0: one a core (PPO, V-MPO, replay: as batch, steps allow); auto: as a plan finds."""
     envs_per_actor: int = 0
-    """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
+    """Environments of an actor, an even number (two groups); 0: 32, or as a batch of PPO or V-MPO needs."""
     listen: str = ""
     """HOST:PORT at which actors of other machines may join (port 0: any); then only --actors N are local."""
     advertise: tuple[str, ...] = ()

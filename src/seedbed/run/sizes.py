@@ -109,9 +109,13 @@ def require_seeds(seed: int, seeds: int) -> None:
 
 def once(agent: Agent) -> str:
     """Returns the options with which a synchronous agent learns while it acts; "" if there are none."""
-    if not {"epochs", "minibatches"} <= getattr(agent, "__dataclass_fields__", {}).keys():
+    fields = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
+    if not {"epochs", "minibatches"} <= {field.name for field in fields if field.init}:
         return ""
-    unrolls = on_policy(dataclasses.replace(agent, epochs=1, minibatches=1))  # type: ignore[type-var, call-arg]
+    try:
+        unrolls = on_policy(dataclasses.replace(agent, epochs=1, minibatches=1))  # type: ignore[type-var, call-arg]
+    except SeedbedError:  # its other options want several updates
+        return ""
     return (
         "" if unrolls is None or unrolls.synchronous else "--agent.epochs 1 --agent.minibatches 1"
     )
