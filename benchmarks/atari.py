@@ -122,7 +122,7 @@ def write_points(path: Path, curves: dict[str, list[dict[str, Any]]]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("game", *FIELDS))
         for game, lines in curves.items():
-            writer.writerows((game, *(line[field] for field in FIELDS)) for line in lines)
+            writer.writerows((game, *(line.get(field) for field in FIELDS)) for line in lines)
 
 
 def main() -> None:

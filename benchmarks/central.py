@@ -126,7 +126,7 @@ def summary(window: list[dict[str, Any]]) -> dict[str, float]:
 
     def mean(name: str) -> float:
         """Averages what a line tells of the time since the line before it."""
-        return statistics.fmean((line[name] or 0.0 for line in window[1:]), seconds)
+        return statistics.fmean((line.get(name, 0.0) for line in window[1:]), seconds)
 
     found = {
         "env_steps_per_s": rate("env_steps"),
@@ -138,7 +138,7 @@ def summary(window: list[dict[str, Any]]) -> dict[str, float]:
         "rss_mb": max(line["rss_mb"] for line in window),
     }
     if "lag_mean" in last:
-        return found | {"lag_mean": statistics.fmean(line["lag_mean"] or 0.0 for line in window)}
+        return found | {"lag_mean": statistics.fmean(line.get("lag_mean", 0.0) for line in window)}
     short = mean("replay/short_share")
     return found | {
         "learner_waiting_for_steps": short,

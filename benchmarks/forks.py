@@ -50,7 +50,7 @@ def fork(run: Path, step: int, into: Path, dtype: str, repeat: int) -> None:
 def frames_to(target: float, lines: list[dict[str, Any]], step: int) -> int | None:
     """Returns the frames after the checkpoint until the mean return reached the target; None if never."""
     for line in lines:
-        score = line[TRAINED]
+        score = line.get(TRAINED)
         if line["env_steps"] > step and score is not None and score >= target:
             return line["frames"] - step * (line["frames"] // line["env_steps"])
     return None
@@ -88,7 +88,7 @@ def refusal(args: argparse.Namespace) -> str | None:
         there = ", ".join(str(int(p.name)) for p in sorted(checkpoints.glob("[0-9]*"))) or "none"
         return f"{args.run} has no checkpoint of step {args.step}; it has {there}"
     lines = (line for line in read_lines(args.run / METRICS) if line["env_steps"] <= args.step)
-    score = max((line[TRAINED] for line in lines if line[TRAINED] is not None), default=-math.inf)
+    score = max((line[TRAINED] for line in lines if TRAINED in line), default=-math.inf)
     if score >= args.target:
         return f"the run had a return of {score:g} before step {args.step}; take a higher --target"
     return None

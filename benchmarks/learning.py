@@ -240,9 +240,9 @@ def write(name: str, curves: Curves, target: float | None, page: Page) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("seed", *fields))
         for seed, lines in sorted(curves.items()):
-            writer.writerows((seed, *(line[field] for field in fields)) for line in lines)
+            writer.writerows((seed, *(line.get(field) for field in fields)) for line in lines)
     title = f"{name}: mean return of the last 100 episodes"
-    returns = {line["episode_return_mean"] for lines in curves.values() for line in lines}
+    returns = {line.get(TRAINED) for lines in curves.values() for line in lines} - {None}
     picture = []
     if len(returns) > 1:
         (out / f"{name}.svg").write_text(curve(curves, target, title))
