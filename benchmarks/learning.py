@@ -166,17 +166,18 @@ def curve(curves: Curves, target: float | None, title: str, dashed: str = "targe
             f'<text x="{middle}" y="{HEIGHT - 30}" text-anchor="middle">{written(x)}</text>'
         )
     dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
+    many = len(points) > 3
     if target is not None:
         left, right = place(0, target), place(x_max, target)
         level = float(left.split(",")[1])
+        many = many or level < TOP + 20 + 16 * len(points)
         beside = level - 4 if level > TOP + 16 else level + 13  # the title is above
         named = f"{dashed} {written(target)}"
         parts.append(f'<polyline points="{left} {right}" {dashes}/>')
         parts.append(
             f'<text x="{LEFT + 90}" y="{beside:.1f}" fill="#555" font-size="11">{named}</text>'
         )
-    # Returns rise: below the later part of many curves there is room for their names.
-    many = len(points) > 3
+    # Returns rise: below their later part is room for many names, and for those in the target's way.
     x, top = (WIDTH - 120, HEIGHT - 60 - 16 * len(points)) if many else (LEFT + 10, TOP)
     for index, (seed, line) in enumerate(sorted(points.items())):
         color, path = LIGHT[index % len(LIGHT)], " ".join(place(*point) for point in line)
