@@ -382,8 +382,7 @@ class Origin(NamedTuple):
 class Kinematics(NamedTuple):
     """Positions and orientations, in world axes.
 
-    Positions and motions are about the reference point of the body's tree; of static bodies, about the
-    world's origin.
+    Positions and motions are about the reference point of the body's tree, or of the world if it is static.
     """
 
     origins: tuple[Origin, ...]  # the reference point of each tree, in the order of `Model.roots`
@@ -396,7 +395,6 @@ class Kinematics(NamedTuple):
     geom_xmat: jax.Array  # [ngeom, 3, 3]
     site_xpos: jax.Array  # [nsite, 3]
     cdof: jax.Array  # [nv, 6] motion per unit velocity of each dof
-    # [nbody, 3] of moving bodies: the anchor of the last joint if it turns, otherwise the position
-    point: jax.Array
+    point: jax.Array  # [nbody, 3] the last joint's anchor if it turns, otherwise the position
     axis: jax.Array  # [nv, 6] as cdof, but about the point of the body that the dof moves
     inertia: jax.Array  # [nbody, 10] of each moving body with all welded to it, about its point
