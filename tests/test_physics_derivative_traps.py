@@ -88,7 +88,7 @@ def states(model: physics.Model, qpos: np.ndarray, qvel: np.ndarray | None = Non
     qvel = np.zeros((len(qpos), model.nv), qpos.dtype) if qvel is None else qvel
     blank = physics.State(*(np.asarray(x) for x in physics.init(model, qpos[0], qvel[0])))
     batch = jax.tree.map(lambda x: np.broadcast_to(x, (len(qpos), *x.shape)), blank)
-    names = "time", "qpos_low", "qvel_low", "qacc_warmstart"
+    names = "time", "qpos_low", "qvel_low", "act", "qacc_warmstart"
     cast = {name: getattr(batch, name).astype(qpos.dtype) for name in names}
     return batch._replace(qpos=qpos, qvel=qvel, **cast)
 

@@ -69,9 +69,12 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> Sequence[Any]
 
 
 def count_equations(jaxpr: Any) -> int:
-    """Counts the equations of a jaxpr and of the jaxprs inside it; a call or a loop itself does not count."""
-    inner = [list(core.jaxprs_in_params(e.params)) for e in jaxpr.eqns]
-    return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
+    """Counts the equations of a jaxpr and of the jaxprs inside it; a call or a loop itself does not count.
+
+    An equation of n results, such as an array that is taken apart, counts as n.
+    """
+    inner = [(e, list(core.jaxprs_in_params(e.params))) for e in jaxpr.eqns]
+    return sum(sum(map(count_equations, i)) if i else max(1, len(e.outvars)) for e, i in inner)
 
 
 def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]]:
