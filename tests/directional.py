@@ -26,9 +26,8 @@ from seedbed.physics.assembly import at_rows, over_slots, raised
 from seedbed.physics.collision import Contacts
 from seedbed.physics.cone import push
 from seedbed.physics.constraint import groups, limit_table, motion_of, velocity
-from seedbed.physics.dynamics import body_motion
 from seedbed.physics.model import FREE
-from seedbed.physics.problem import Problem, pose
+from seedbed.physics.problem import Problem, contact_motion, pose
 from seedbed.physics.softness import softness
 
 SIZES = {
@@ -113,7 +112,7 @@ def pieces_of(problem: Problem, qacc: jax.Array) -> jax.Array:
     exists = dofs.stiffness > 0
     slack = at_rows(problem, qacc) - dofs.aref
     flags = [exists, exists & (dofs.sign > 0), exists & dofs.inside(slack)]
-    motion = body_motion(problem.model, problem.cdof, qacc)
+    motion = contact_motion(problem, qacc)
 
     def slot(_: None, point: Any, stiffness: Any, row: Any, aref: Any) -> tuple[None, jax.Array]:
         slack = velocity(point, row, motion_of(point, row, motion)) - aref

@@ -214,9 +214,9 @@ def test_products_with_the_jacobian_agree():
     def products(x: Any, wrench: Any, matrix: Any) -> Any:
         cdof = kinematics(model, *physics.init(model)[1:3]).cdof
         motion = dynamics.body_motion(model, cdof, x)
-        entries = dynamics.composite(model, cdof, matrix)
+        entries = dynamics.composite(model, cdof, dict(enumerate(matrix)))
         quadratic = math.dot(x, dynamics.multiply(entries, x))
-        return motion, dynamics.project(model, cdof, wrench), quadratic
+        return motion, dynamics.project(model, cdof, dict(enumerate(wrench))), quadratic
 
     motion, force, quadratic = evaluate(products, x, wrench, matrix)
     np.testing.assert_allclose((motion * wrench).sum(), force @ x, rtol=1e-12)

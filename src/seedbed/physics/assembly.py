@@ -18,9 +18,9 @@ from seedbed.physics import math
 from seedbed.physics.collision import Points, Row, frame_of, row_of, scan_slots
 from seedbed.physics.cone import Rise, compliance, curvature, push, rise, rise_of_rows
 from seedbed.physics.constraint import motion_of, velocity
-from seedbed.physics.dynamics import Matrix, body_motion, composite, project
+from seedbed.physics.dynamics import Matrix, composite, project
 from seedbed.physics.equality import equality_dofs
-from seedbed.physics.problem import Problem, Side
+from seedbed.physics.problem import Problem, Side, contact_motion
 from seedbed.simd.derivative import recomputed
 from seedbed.types import Array
 
@@ -42,8 +42,8 @@ Compensation = tuple[jax.Array, ...]
 class Sums(NamedTuple):
     """Sums over contacts. The last two arrays have length 0 if the Hessian is not wanted."""
 
-    wrench: jax.Array  # [nbody, 6] on each body
-    stiffness: jax.Array  # [nbody, 21] upper triangle, of each moving body
+    wrench: jax.Array  # [touched, 6] on each body that contacts touch
+    stiffness: jax.Array  # [movers, 21] upper triangle, of each moving body that they reach
     coupling: jax.Array  # [entries + 1] Hessian entries along paths; the last is for padding
 
 
@@ -93,7 +93,7 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
 
     J x overwrites `before`; rows of inactive contacts keep their values.
     """
-    motion = body_motion(problem.model, problem.cdof, x)
+    motion = contact_motion(problem, x)
     dofs = at_rows(problem, x)
 
     def slot(
@@ -232,7 +232,7 @@ def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Su
 
     In derivatives, what a slot computes is computed again.
     """
-    motion = body_motion(problem.model, problem.cdof, x)
+    motion = contact_motion(problem, x)
     dofs = problem.dofs
     slack_dofs = at_rows(problem, x) - dofs.aref
 
@@ -268,10 +268,9 @@ def _is_float(value: Array) -> bool:
 
 
 def _no_sums(problem: Problem, dtype: Any, *, hessian: bool) -> Sums:
-    nbody = problem.model.nbody
     return Sums(
-        jnp.zeros((nbody, 6), dtype),
-        jnp.zeros((nbody if hessian else 0, 21), dtype),
+        jnp.zeros((len(problem.touched), 6), dtype),
+        jnp.zeros((len(problem.movers) if hessian else 0, 21), dtype),
         jnp.zeros(len(problem.entries) + 1 if hessian else 0, dtype),
     )
 
@@ -283,14 +282,14 @@ def _wrench(point: Points, row: Row, force: jax.Array) -> jax.Array:
 
 
 def _add_wrench(total: jax.Array, row: Row, point: Points, wrench: jax.Array) -> jax.Array:
-    """Adds a contact's wrench [6] to its second body in total [nbody, 6], and subtracts it from its first.
+    """Adds a contact's wrench [6] to its second body in total [touched, 6], and subtracts it from its first.
 
     Each is about the reference point of its own body.
     """
     for name, sign in (("real1", -1), ("real2", 1)):
         body = row[name]
-        # A constant 0 is the world in all slots, whose wrench is not needed.
-        if not (isinstance(body, np.integer) and body == 0):
+        # A constant below 0 is the world in all slots, whose wrench is not needed.
+        if not (isinstance(body, np.integer) and body < 0):
             own = wrench
             if len(point.apart):
                 # The contact is relative to the only moving body or, of two, to the second.
@@ -348,13 +347,12 @@ def _couple(
 
 
 def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.Array:
-    """Returns J' f [nv]: the forces of single dofs and the contacts' wrenches [nbody, 6] on the dofs."""
-    model = problem.model
-    total: list[Any] = [jnp.zeros(6, wrench.dtype)] * model.nbody
-    for body, row in enumerate(math.unstack(wrench, 0)):
-        if carrier := model.body_weldid[body]:
-            total[carrier] = total[carrier] + row
-    force = math.unstack(project(model, problem.cdof, jnp.stack(total)))
+    """Returns J' f [nv]: the forces of single dofs and the contacts' wrenches [touched, 6] on the dofs."""
+    model, total = problem.model, {}
+    for body, row in zip(problem.touched, math.unstack(wrench, 0), strict=True):
+        if carrier := int(model.body_weldid[body]):
+            total[carrier] = total[carrier] + row if carrier in total else row
+    force = math.unstack(project(model, problem.cdof, total))
     count, cut = len(problem.rows_dof), problem.dofs.cut(slack.dofs)
     push = -problem.dofs.sign * problem.dofs.stiffness[:count] * cut[:count]
     for dof, pushed in zip(problem.rows_dof, math.unstack(push), strict=True):
@@ -367,13 +365,22 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
     return jnp.stack(force)
 
 
+def wrenches(problem: Problem, sums: Sums) -> jax.Array:
+    """Returns the wrenches of contacts on all bodies [nbody, 6]."""
+    rows: list[Array] = [np.zeros(6, sums.wrench.dtype)] * problem.model.nbody
+    for body, row in zip(problem.touched, math.unstack(sums.wrench, 0), strict=True):
+        rows[body] = row
+    return jnp.stack(rows)
+
+
 def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
     """Returns M + J' D J, summed over the rows that push."""
     matrix = dict(problem.mass)
     if any("sign" in side.same | side.table for side in problem.sides):
         square = np.zeros((6, 6), int)
         square[UPPER] = np.arange(21)
-        stiffness = sums.stiffness[:, np.maximum(square, square.T)]
+        full = math.unstack(sums.stiffness[:, np.maximum(square, square.T)], 0)
+        stiffness = dict(zip(problem.movers.tolist(), full, strict=True))
         for entry, value in composite(problem.model, problem.cdof, stiffness).items():
             matrix[entry] = matrix[entry] + value
     inside = problem.dofs.inside(slack.dofs)

@@ -26,7 +26,7 @@ from seedbed.physics.collision import (
     split,
 )
 from seedbed.physics.cone import gains
-from seedbed.physics.dynamics import Matrix, path
+from seedbed.physics.dynamics import Matrix, path, select
 from seedbed.physics.equality import Moving
 from seedbed.physics.model import HINGE, SLIDE, Kinematics, Model
 from seedbed.physics.slots import HARDEST, Slots, candidates, may_harden, slots
@@ -104,26 +104,33 @@ class Group(NamedTuple):
     """The constants of one group of contacts."""
 
     slots: Slots
-    columns: dict[str, Array]  # constants that a loop over the slots reads: bodies, sign, mu, basis
+    columns: dict[str, Array]  # constants that a loop over the slots reads: movers, sign, mu, basis
+    movers: np.ndarray  # the moving bodies that contacts of both groups reach
 
 
 def groups(model: Model) -> tuple[Group, Group]:
-    """Returns the groups of contacts with the static world and of contacts between moving bodies."""
+    """Returns the groups of contacts with the static world and of contacts between moving bodies.
+
+    Their columns `body`, `body1` and `body2` number the bodies by their places in `movers`.
+    """
     fixed, moving = (slots(model, kinds) for kinds in candidates(model))
     # Only one body moves. The relative velocity is its own, or minus its own if it is the first body.
     first = fixed.mover[:, 0] > 0
     body = np.where(first, fixed.mover[:, 0], fixed.mover[:, 1])
     sign = np.where(first, -1.0, 1.0)
-    ends = [moving.mover[:, k].astype(np.int32) for k in (0, 1)]
+    movers = np.unique(np.concatenate([body, moving.mover.ravel()]))
+    body, *ends = (np.searchsorted(movers, b).astype(np.int32) for b in (body, *moving.mover.T))
     return (
-        _group(fixed, {"body": body.astype(np.int32), "sign": sign}),
-        _group(moving, {"body1": ends[0], "body2": ends[1]}),
+        _group(fixed, {"body": body, "sign": sign}, movers),
+        _group(moving, {"body1": ends[0], "body2": ends[1]}, movers),
     )
 
 
-def _group(table: Slots, columns: dict[str, Array]) -> Group:
+def _group(table: Slots, columns: dict[str, Array], movers: np.ndarray) -> Group:
     columns = columns | {"mu": table.friction * (table.condim == 3)}
-    return Group(table, columns if table.basis is None else columns | {"basis": table.basis})
+    if table.basis is not None:
+        columns["basis"] = table.basis
+    return Group(table, columns, movers)
 
 
 def limit_table(model: Model) -> dict[str, Array]:
@@ -168,7 +175,7 @@ def rows_dof(model: Model) -> np.ndarray:
 
 
 def motion_of(point: Points, row: Row, motion: Array) -> jax.Array:
-    """Returns the motion [6] of a slot's second body relative to its first; `motion` is [nbody, 6].
+    """Returns the motion [6] of a slot's second body relative to its first; `motion` is [movers, 6].
 
     It is about the reference point that the contact is relative to.
     """
@@ -294,6 +301,7 @@ def _contacts(
     table, dtype = group.slots, motion.dtype
     if not len(table.geom):
         return worst, Edges(jnp.zeros(0, dtype), jnp.zeros((0, 3), dtype))
+    motion = select(motion, group.movers)
     columns: dict[str, Any] = group.columns | {"margin": table.margin, "weight": table.weight}
     columns["response"] = table.response
     columns |= softness(model, table.solref, table.solimp)

@@ -6,6 +6,7 @@ motions of the moving bodies [nbody, 6]; the rows of other bodies are zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,20 +35,34 @@ def body_motion(model: Model, cdof: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.stack(_accumulate(model, cdof * x[:, None])[0])
 
 
-def project(model: Model, cdof: jax.Array, wrench: jax.Array) -> jax.Array:
-    """Returns J' f [nv] for wrenches f [nbody, 6] on the moving bodies; the other rows are ignored."""
-    total = jnp.stack(_subtree(model, wrench))
-    return math.dot(cdof, _by_dof(model, total))
+def project(model: Model, cdof: jax.Array, wrenches: Mapping[int, Array]) -> jax.Array:
+    """Returns J' f [nv] for wrenches f [6] on moving bodies; those without one have none."""
+    total = _subtree(model, wrenches)
+    force: list[Array] = [np.zeros((), cdof.dtype)] * model.nv
+    if dofs := [d for d, b in enumerate(model.dof_bodyid) if b in total]:
+        moved = jnp.stack([total[model.dof_bodyid[d]] for d in dofs])
+        for d, along in zip(dofs, math.unstack(math.dot(select(cdof, dofs), moved)), strict=True):
+            force[d] = along
+    return jnp.stack(force)
 
 
-def composite(model: Model, cdof: jax.Array, matrix: jax.Array) -> Matrix:
-    """Returns J' K J for symmetric K [nbody, 6, 6]. Only the upper triangle of K is read."""
-    total = jnp.stack(_subtree(model, matrix))
+def composite(model: Model, cdof: jax.Array, matrices: Mapping[int, Array]) -> Matrix:
+    """Returns the entries of J' K J that are not 0, for symmetric K [6, 6] of some moving bodies.
+
+    Only the upper triangle of K is read.
+    """
+    total = _subtree(model, matrices)
+    dofs = [d for d, b in enumerate(model.dof_bodyid) if b in total]
+    if not dofs:
+        return {}
     above = np.triu(np.ones((1, 6, 6), cdof.dtype))
     below = np.tril(np.ones((1, 6, 6), cdof.dtype), -1)
-    total = total * above + jnp.swapaxes(total, 1, 2) * below
-    moved = (_by_dof(model, total) * cdof[:, None, :]).sum(-1)
-    return _entries(model, cdof, moved)
+    full = jnp.stack([total[model.dof_bodyid[d]] for d in dofs])
+    full = full * above + jnp.swapaxes(full, 1, 2) * below
+    moved = (full * select(cdof, dofs)[:, None, :]).sum(-1)
+    products = (moved[:, None, :] * cdof[None, :, :]).sum(-1)
+    rows = [math.unstack(row) for row in math.unstack(products, 0)]
+    return {(i, j): row[j] for i, row in zip(dofs, rows, strict=True) for j in path(model, i)}
 
 
 def mass_matrix(model: Model, kin: Kinematics) -> Matrix:
@@ -204,31 +219,29 @@ def applied_wrench(model: Model, kin: Kinematics, xfrc_applied: Array) -> jax.Ar
 def applied(model: Model, kin: Kinematics, wrench: Array) -> jax.Array:
     """Returns the forces [nv] on the dofs of wrenches [nbody, 6] on the bodies (mj_xfrcAccumulate)."""
     moving = np.flatnonzero(model.body_weldid)
-    return project(
-        model, kin.cdof, _gather(model, model.body_weldid[moving], _select(wrench, moving))
-    )
+    return project(model, kin.cdof, _gather(model.body_weldid[moving], select(wrench, moving)))
 
 
-def _gravity_compensation(model: Model, kin: Kinematics) -> jax.Array:
-    """Computes the wrenches [nbody, 6] on the moving bodies that carry shares of weights (mj_gravcomp)."""
+def _gravity_compensation(model: Model, kin: Kinematics) -> dict[int, Array]:
+    """Computes the wrenches [6] on the moving bodies that carry shares of weights (mj_gravcomp)."""
     bodies = np.array([b for b in np.flatnonzero(model.body_gravcomp) if model.body_weldid[b]])
     if not len(bodies):
-        return jnp.zeros((model.nbody, 6), kin.xipos.dtype)
+        return {}
     carried = (model.body_mass * model.body_gravcomp)[bodies][:, None] * -model.opt.gravity[None]
     push = jnp.broadcast_to(jnp.asarray(carried), (len(bodies), 3))
-    torque = math.cross(_select(kin.xipos, bodies), push)
-    return _gather(model, model.body_weldid[bodies], jnp.concatenate([torque, push], axis=1))
+    torque = math.cross(select(kin.xipos, bodies), push)
+    return _gather(model.body_weldid[bodies], jnp.concatenate([torque, push], axis=1))
 
 
-def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
+def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> dict[int, Array]:
     """Computes the drag of the medium on the bodies' inertia boxes (mj_inertiaBoxFluidModel).
 
-    Returns wrenches [nbody, 6] on the moving bodies, each the sum over the bodies that it carries.
+    Returns wrenches [6] on the moving bodies, each the sum over the bodies that it carries.
     """
     bodies = [b for b in range(1, model.nbody) if model.body_weldid[b]]
     carriers = model.body_weldid[bodies]
     sides = _inertia_box(model)[np.array(bodies)]
-    rows = _select(motion, carriers), _select(kin.xipos, bodies), _select(kin.ximat, bodies)
+    rows = select(motion, carriers), select(kin.xipos, bodies), select(kin.ximat, bodies)
     carried, xipos, ximat = rows
     at_com = math.shift_motion(carried, xipos)
     to_local = jnp.swapaxes(ximat, 1, 2)
@@ -244,7 +257,7 @@ def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
     torque = torque - density / 64 * lever * jnp.abs(w) * w
     force = force - 0.5 * density * area * jnp.abs(v) * v
     wrench = jnp.concatenate([math.apply(ximat, torque), math.apply(ximat, force)], axis=1)
-    return _gather(model, carriers, math.shift_force(wrench, -xipos))
+    return _gather(carriers, math.shift_force(wrench, -xipos))
 
 
 def _inertia_box(model: Model) -> Array:
@@ -289,25 +302,25 @@ def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array
     return bodies, before
 
 
-def _subtree(model: Model, values: jax.Array) -> list[Array]:
-    """Adds to the value [nbody, ...] of each moving body the values of its moving descendants."""
-    total = math.unstack(values, 0)
+def _subtree(model: Model, values: Mapping[int, Array]) -> dict[int, Array]:
+    """Adds to the values of moving bodies those of their moving descendants; bodies without any have none."""
+    total = dict(values)
     for b in reversed(model.moving):
         p = model.tree_parent[b]
-        if p:
-            total[p] = total[p] + total[b]
+        if p and b in total:
+            total[p] = total[p] + total[b] if p in total else total[b]
     return total
 
 
 def _by_dof(model: Model, values: jax.Array) -> jax.Array:
     """Picks from values [nbody, ...] the value of the body of each dof, [nv, ...]."""
-    return _select(values, model.dof_bodyid)
+    return select(values, model.dof_bodyid)
 
 
-def _select(values: jax.Array, indices: Any) -> jax.Array:
+def select(values: jax.Array, indices: Any) -> jax.Array:
     """Picks rows of values; the indices must be constants."""
     rows = math.unstack(values, 0)
-    return jnp.stack([rows[i] for i in indices])
+    return jnp.stack([rows[i] for i in indices]) if len(indices) else values[:0]
 
 
 def _by_body(model: Model, values: jax.Array) -> list[Array]:
@@ -318,16 +331,9 @@ def _by_body(model: Model, values: jax.Array) -> list[Array]:
     return total
 
 
-def _gather(model: Model, carriers: np.ndarray, wrench: jax.Array) -> jax.Array:
-    """Adds wrenches [n, 6] to the bodies that `carriers` [n] names; returns [nbody, 6]."""
-    total: list[Array] = [np.zeros(6, wrench.dtype)] * model.nbody
-    for b, row in zip(carriers, math.unstack(wrench, 0), strict=True):
-        total[b] = total[b] + row
-    return jnp.stack(total)
-
-
-def _entries(model: Model, cdof: jax.Array, moved: jax.Array) -> Matrix:
-    """Returns the inner products of each dof's `moved` [nv, 6] and the cdof of the dofs on its path."""
-    full = (moved[:, None, :] * cdof[None, :, :]).sum(-1)
-    rows = [math.unstack(row) for row in math.unstack(full, 0)]
-    return {(i, j): rows[i][j] for i in range(model.nv) for j in path(model, i)}
+def _gather(carriers: np.ndarray, wrench: jax.Array) -> dict[int, Array]:
+    """Sums wrenches [n, 6] by the bodies that `carriers` [n] names."""
+    total: dict[int, Array] = {}
+    for b, row in zip(carriers.tolist(), math.unstack(wrench, 0), strict=True):
+        total[b] = total[b] + row if b in total else row
+    return total

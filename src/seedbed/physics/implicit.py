@@ -16,7 +16,14 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.physics import linear
-from seedbed.physics.assembly import Compensation, constraint_force, hessian, raised, sums_at
+from seedbed.physics.assembly import (
+    Compensation,
+    constraint_force,
+    hessian,
+    raised,
+    sums_at,
+    wrenches,
+)
 from seedbed.physics.collision import Contacts
 from seedbed.physics.constraint import Rows
 from seedbed.physics.dynamics import Matrix, multiply
@@ -116,8 +123,8 @@ def solve(
 
         def pushed(arrays: list[jax.Array], a: jax.Array) -> tuple[jax.Array, jax.Array]:
             problem, force = posed(arrays, found.compensation)
-            wrench = sums_at(problem, a, hessian=False)[1].wrench
-            return multiply(problem.mass, a) - force, wrench
+            sums = sums_at(problem, a, hessian=False)[1]
+            return multiply(problem.mass, a) - force, wrenches(problem, sums)
 
         push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
         none: Any = np.zeros((), jax.dtypes.float0)  # of an integer

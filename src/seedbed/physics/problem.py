@@ -10,7 +10,7 @@ import numpy as np
 from seedbed.physics import linear, math
 from seedbed.physics.collision import Contacts, Points, Row, split
 from seedbed.physics.constraint import DofRows, Edges, Group, Rows, groups, rows_dof
-from seedbed.physics.dynamics import Matrix, path
+from seedbed.physics.dynamics import Matrix, body_motion, path, select
 from seedbed.physics.model import Kinematics, Model
 from seedbed.physics.wide import wide_dofs
 
@@ -42,6 +42,10 @@ class Problem(NamedTuple):
     rows_dof: np.ndarray  # [m] of the rows of single dofs
     wide_dofs: tuple[tuple[int, ...], ...]  # of each row that reaches over several
     sides: tuple[Side, ...]  # only the groups that have slots
+    movers: np.ndarray  # the moving bodies that contacts reach, see `constraint.groups`
+    touched: (
+        np.ndarray
+    )  # the bodies that have a wrench of contacts, which `real1` and `real2` number
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
     pattern: linear.Pattern  # of the Hessian
 
@@ -50,9 +54,11 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
     """Gathers the values that do not change while the solver runs."""
     fixed, moving = groups(model)
     entries, columns = coupling_tables(model, moving)
+    ends = [body for group in (fixed, moving) for body in group.slots.body.T if body.any()]
+    touched = np.unique(np.concatenate([np.zeros(0, int), *ends]))
     sides = (
-        _side(fixed, contacts.fixed, rows.fixed, {}),
-        _side(moving, contacts.moving, rows.moving, columns),
+        _side(fixed, touched, contacts.fixed, rows.fixed, {}),
+        _side(moving, touched, contacts.moving, rows.moving, columns),
     )
     wide = wide_dofs(model)
     pairs = {(i, j) for i in range(model.nv) for j in path(model, i)}
@@ -67,13 +73,30 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         rows_dof=rows_dof(model),
         wide_dofs=wide,
         sides=tuple(side for side in sides if len(side.stiffness)),
+        movers=fixed.movers,
+        touched=touched,
         entries=entries,
         pattern=linear.pattern(model.nv, pairs | set(entries)),
     )
 
 
-def _side(group: Group, points: Points, rows: Edges, columns: dict[str, np.ndarray]) -> Side:
-    body = {f"real{k + 1}": group.slots.body[:, k].astype(np.int32) for k in (0, 1)}
+def contact_motion(problem: Problem, x: jax.Array) -> jax.Array:
+    """Returns the motion [movers, 6] by x [nv] of the bodies that contacts reach."""
+    return select(body_motion(problem.model, problem.cdof, x), problem.movers)
+
+
+def _side(
+    group: Group,
+    touched: np.ndarray,
+    points: Points,
+    rows: Edges,
+    columns: dict[str, np.ndarray],
+) -> Side:
+    # The wrench on the world is not needed, where a column has nothing else.
+    body = {
+        name: (np.searchsorted(touched, b) if b.any() else b - 1).astype(np.int32)
+        for name, b in zip(("real1", "real2"), group.slots.body.T, strict=True)
+    }
     cast = {
         name: math.constant(column, rows.aref.dtype)
         for name, column in (group.columns | body | columns).items()

@@ -28,13 +28,14 @@ from seedbed.physics.assembly import (
     over_slots,
     response,
     step_and_sum,
+    wrenches,
 )
 from seedbed.physics.collision import Points, Row
 from seedbed.physics.cone import Rise, cost
 from seedbed.physics.constraint import motion_of, velocity
-from seedbed.physics.dynamics import body_motion, multiply
+from seedbed.physics.dynamics import multiply
 from seedbed.physics.model import Model
-from seedbed.physics.problem import Problem
+from seedbed.physics.problem import Problem, contact_motion
 from seedbed.types import Array
 
 TINY = 1e-30
@@ -111,7 +112,7 @@ def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> So
         qacc_smooth + state.offset,
         push,
         state.force,
-        sums.wrench,
+        wrenches(problem, sums),
         state.rounds.compensation,
         state.niter,
         state.error,
@@ -123,10 +124,10 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
 
     The size of the step is 1 if the warm start has the lower cost, otherwise 0.
     """
-    model, dofs = problem.model, problem.dofs
+    dofs = problem.dofs
     direction = warmstart - qacc_smooth
     direction_force = multiply(problem.mass, direction)
-    motions = [body_motion(model, problem.cdof, x) for x in (qacc_smooth, direction)]
+    motions = [contact_motion(problem, x) for x in (qacc_smooth, direction)]
     along = [at_rows(problem, x) for x in (qacc_smooth, direction)]
     slack_dofs = jnp.where(dofs.stiffness > 0, along[0] - dofs.aref, 0)
 

@@ -17,11 +17,10 @@ from seedbed.physics.assembly import over_slots
 from seedbed.physics.collision import Points, Row, frame_of
 from seedbed.physics.cone import push
 from seedbed.physics.constraint import groups, motion_of, velocity
-from seedbed.physics.dynamics import body_motion
 from seedbed.physics.kinematics import between, origin_of, site_xmat
 from seedbed.physics.model import Kinematics, Model
 from seedbed.physics.narrow import BOX, CAPSULE, CYLINDER, SPHERE
-from seedbed.physics.problem import Problem
+from seedbed.physics.problem import Problem, contact_motion
 from seedbed.physics.slots import Slots
 from seedbed.types import Array
 
@@ -32,7 +31,7 @@ def touches(
     model: Model, kin: Kinematics, problem: Problem, qacc: jax.Array, sites: Sequence[int]
 ) -> jax.Array:
     """Returns the force in N that each of `sites` feels, at the solution qacc [nv] of the problem."""
-    motion, mats = body_motion(model, problem.cdof, qacc), [site_xmat(model, kin, s) for s in sites]
+    motion, mats = contact_motion(problem, qacc), [site_xmat(model, kin, s) for s in sites]
 
     def slot(
         total: jax.Array,
