@@ -326,7 +326,6 @@ def _couple(
 
     Places that only pad a shorter path add nothing.
     """
-    levers: list[jax.Array] = []
     bent: list[jax.Array] = []
     entries = math.unstack(row["entry"])
     for dof, turn in zip(math.unstack(row["dof"]), math.unstack(row["turn"]), strict=True):
@@ -334,25 +333,25 @@ def _couple(
         if len(point.apart):
             # Dofs with a negative sign are those of the first body.
             motion = math.shift_motion(motion, -point.apart * (turn < 0))
-        levers.append(velocity(point, row, motion))
-        bent.append((curvature * levers[-1][None]).sum(1))
+        lever = velocity(point, row, motion)
+        bent.append((curvature * lever[None]).sum(1))
         reached = point.active & (turn != 0)
-        first = len(levers) * (len(levers) - 1) // 2
+        first = len(bent) * (len(bent) - 1) // 2
         for place, other in enumerate(bent):
             entry = entries[first + place]
             old = row_of(coupling, entry)
-            new = old + math.dot(levers[-1], other)
+            new = old + math.dot(lever, other)
             coupling = math.put(coupling, entry, jnp.where(reached, new, old))
     return coupling
 
 
 def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.Array:
     """Returns J' f [nv]: the forces of single dofs and the contacts' wrenches [touched, 6] on the dofs."""
-    model, total = problem.model, {}
-    for body, row in zip(problem.touched, math.unstack(wrench, 0), strict=True):
-        if carrier := int(model.body_weldid[body]):
-            total[carrier] = total[carrier] + row if carrier in total else row
-    force = math.unstack(project(model, problem.cdof, total))
+    total: dict[int, Array] = {}
+    carriers = problem.model.body_weldid[problem.touched].tolist()
+    for body, row in zip(carriers, math.unstack(wrench, 0), strict=True):
+        total[body] = total[body] + row if body in total else row
+    force = math.unstack(project(problem.model, problem.cdof, total))
     count, cut = len(problem.rows_dof), problem.dofs.cut(slack.dofs)
     push = -problem.dofs.sign * problem.dofs.stiffness[:count] * cut[:count]
     for dof, pushed in zip(problem.rows_dof, math.unstack(push), strict=True):
