@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenes", nargs="*", default=list(SCENES))
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--controls", type=int, default=4, help="of five steps, a repetition")
+    parser.add_argument("--controls", type=int, default=16, help="of five steps, a repetition")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--amplitude", type=float, default=0.5, help="share of the controls' range")
     home = Path.home() / ".cache" / "seedbed" / "robots"

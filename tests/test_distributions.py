@@ -17,6 +17,7 @@ from seedbed.ops.distributions import (
     log_slope,
     parameter_size,
     squash,
+    squashed_entropy,
 )
 from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, action_array
 
@@ -208,6 +209,29 @@ def test_the_slope_of_squashing_is_its_derivative(spec):
     half = np.where(both, (np.asarray(spec.high) - spec.low) / 2, 1.0)
     each = np.log(np.diagonal(slopes, axis1=1, axis2=2) / half)
     np.testing.assert_allclose(log_slope(spec, x), each.sum(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.quick("spec1")
+@pytest.mark.parametrize("spec", [BOUNDED, MIXED, ONE_SIDED, LINE])
+def test_the_entropy_of_squashed_draws_moves_with_the_policy(spec):
+    """It is that at draws which keep their noise, and has the gradient of that by mean and scale."""
+    size = len(spec.low)
+    parameters = 0.3 * jax.random.normal(jax.random.key(0), (5, 2 * size))
+    draw = policy_of(spec, 1.1 * parameters).sample(jax.random.key(1))
+
+    def plain(parameters):
+        policy = policy_of(spec, parameters)
+        noise = jax.lax.stop_gradient((draw - policy.mean) / policy.scale)
+        moved = policy.mean + policy.scale * noise
+        return (policy.entropy() + log_slope(spec, moved)) @ jnp.arange(1.0, 6.0)
+
+    def found(parameters):
+        entropy = squashed_entropy(spec, policy_of(spec, parameters), draw, "tanh")
+        return entropy @ jnp.arange(1.0, 6.0)
+
+    (a, da), (b, db) = (jax.value_and_grad(f)(parameters) for f in (plain, found))
+    np.testing.assert_allclose(b, a, rtol=1e-5)
+    np.testing.assert_allclose(db, da, rtol=1e-4, atol=1e-5)
 
 
 def test_empty_bounds_are_refused():

@@ -365,8 +365,11 @@ def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     after, metrics, _ = run(agent, state, trajectory, KEY, None)
     assert after.updates == 12
     assert all(np.isfinite(x) for x in metrics.values())
-    rows, seen = trajectory.timesteps.observation[:-1].reshape(-1, 4), after.params.seen
-    np.testing.assert_allclose(seen.weight, 8, rtol=1e-6)
+    # Of the first batch, all valid rows count, with the weight of one row an unroll.
+    valid, seen = prepare(agent, state, trajectory, KEY).valid, after.params.seen
+    rows = trajectory.timesteps.observation[:-1][valid]
+    np.testing.assert_allclose(seen.weight, valid.mean(0).sum(), rtol=1e-6)
+    assert 0 < valid.sum() < valid.size
     np.testing.assert_allclose(seen.mean, rows.mean(0), atol=1e-5)
     np.testing.assert_allclose(seen.variance, rows.var(0), rtol=1e-4)
 
@@ -395,7 +398,8 @@ def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
     trajectory = trajectory._replace(extras=trajectory.extras._replace(log_prob=log_prob))
     after, metrics, _ = jax.jit(learn, static_argnums=(0, 4))(agent, state, trajectory, KEY, None)
     np.testing.assert_allclose([metrics["kl"], metrics["clipped"]], 0, atol=1e-6)
-    mean = trajectory.timesteps.observation[:-1].mean((0, 1))
+    valid = prepare(agent, state, trajectory, KEY).valid
+    mean = trajectory.timesteps.observation[:-1][valid].mean(0)
     np.testing.assert_allclose(after.params.seen.mean, mean, rtol=1e-5)
 
 

@@ -175,9 +175,13 @@ def log_slope(action: Box, x: Array) -> Array:
     It is what squashing adds to the entropy of a draw. Actions are in units in which two bounds are -1 and 1.
     """
     b = _bounds(action.low, action.high, x.ndim)
-    # This is log(1 - tanh(x)^2) without cancellation.
-    slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
-    return jnp.where(b.both, slope, jnp.where(b.single, -jax.nn.softplus(-b.side * x), 0.0)).sum(-1)
+    slope = jnp.zeros_like(x)
+    if b.single.any():
+        slope = jnp.where(b.single, -jax.nn.softplus(-b.side * x), slope)
+    if b.both.any():
+        # This is log(1 - tanh(x)^2) without cancellation.
+        slope = jnp.where(b.both, 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)), slope)
+    return slope.sum(-1)
 
 
 def squashed_entropy(action: ActionSpec, policy: Distribution, draw: Array, by: str) -> Array:
@@ -191,7 +195,12 @@ def squashed_entropy(action: ActionSpec, policy: Distribution, draw: Array, by: 
     if not (isinstance(policy, Normal) and isinstance(action, Box) and by == "tanh"):
         return entropy
     noise = lax.stop_gradient((draw - policy.mean) / policy.scale)
-    return entropy + log_slope(action, policy.mean + policy.scale * noise)
+    moved = policy.mean + policy.scale * noise
+    # `moved` is `draw` but for rounding. Computed there, by hand, this takes XLA a tenth of the time on CPUs,
+    # where a loop over halves of a network's outputs does not use vectors.
+    slope, back = jax.vjp(lambda x: log_slope(action, x), lax.stop_gradient(draw))
+    (change,) = back(jnp.ones_like(slope))
+    return entropy + slope + (change * (moved - lax.stop_gradient(moved))).sum(-1)
 
 
 def action_errors(action: ActionSpec, draw: Array, wanted: Array, by: str) -> Array:
