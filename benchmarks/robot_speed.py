@@ -4,8 +4,8 @@ The scenes are those of `robots`. They begin with the first keyframe and small r
 steps of MuJoCo under random controls about the keyframe's, so that most robots have fallen. Then the three
 take turns: in each they begin with the states that MuJoCo's rollout has reached, under the same controls.
 MuJoCo runs with the faster of its solvers, until it has converged; the mean number of contacts at the end of
-all sides is in the result. mjbatch pins another MuJoCo: benchmarks/peers/mjbatch_setup.sh makes its
-environment.
+all sides is in the result. The scenes' sensors are off, since our steps compute none. mjbatch pins another
+MuJoCo: benchmarks/peers/mjbatch_setup.sh makes its environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCENES = (
     "apollo/scene_mjx_feetonly_flat_terrain",
     "leap_hand/scene_mjx_cube",
 )
-SETTLE = 600
+SETTLE, SENSORS = 600, int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
 
 
 def converged(model: Any) -> Any:
@@ -116,6 +116,7 @@ def plain(path: Path) -> str:
     """Returns a scene as text without what is only drawn, which an older MuJoCo reads, too."""
     spec = specified(path)
     spec.compile()
+    spec.option.disableflags |= SENSORS
     for geom in list(spec.geoms):
         if geom.type == mujoco.mjtGeom.mjGEOM_MESH and not (geom.contype or geom.conaffinity):
             spec.delete(geom)
@@ -147,6 +148,7 @@ def measure(path: Path, name: str, args: argparse.Namespace, folder: Path) -> di
     other = Mjbatch(path, threads, folder)
     peer, robot = MujocoRollout(converged(model), threads), Robot(model, args.batch, args.amplitude)
     own = physics.load(model)
+    model.opt.disableflags |= SENSORS
     model.opt.solver = SOLVERS["Newton"]
     states = robot.states(peer)
     few = slice(0, 16 * threads)
@@ -227,7 +229,8 @@ def main() -> None:
                 flush=True,
             )
     if args.scenes == list(SCENES):
-        content = {"cpu": cpu_name(), "mujoco": mujoco.__version__, "rows": rows}
+        sizes = {name: getattr(args, name) for name in ("batch", "controls", "repeats")}
+        content = {"cpu": cpu_name(), "mujoco": mujoco.__version__, **sizes, "rows": rows}
         RESULT.write_text(json.dumps(content, indent=1) + "\n")
 
 

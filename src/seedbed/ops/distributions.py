@@ -189,15 +189,18 @@ def squashed_entropy(action: ActionSpec, policy: Distribution, draw: Array, by: 
 
     What squashing `by` tanh adds to the entropy of a normal is taken at draws `[..., D]` of another policy,
     moved with this one. Without it, an entropy bonus would reward draws so wide that all actions are at a
-    bound. The entropy of clipped draws is that before clipping.
+    bound. The entropy of clipped draws is that before clipping. It has a gradient; its second derivatives
+    lack those of squashing.
     """
     entropy = policy.entropy()
     if not (isinstance(policy, Normal) and isinstance(action, Box) and by == "tanh"):
         return entropy
+    if not np.isfinite([*action.low, *action.high]).any():
+        return entropy
     noise = lax.stop_gradient((draw - policy.mean) / policy.scale)
     moved = policy.mean + policy.scale * noise
-    # `moved` is `draw` but for rounding. Computed there, by hand, this takes XLA a tenth of the time on CPUs,
-    # where a loop over halves of a network's outputs does not use vectors.
+    # `moved` is `draw` but for rounding. With the slope and its derivative taken at `draw`, XLA's loops on
+    # CPUs read whole arrays; one that also splits the network's output into mean and scale has no vectors.
     slope, back = jax.vjp(lambda x: log_slope(action, x), lax.stop_gradient(draw))
     (change,) = back(jnp.ones_like(slope))
     return entropy + slope + (change * (moved - lax.stop_gradient(moved))).sum(-1)

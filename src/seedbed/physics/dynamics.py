@@ -36,7 +36,7 @@ def body_motion(model: Model, cdof: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def project(model: Model, cdof: jax.Array, wrenches: Mapping[int, Array]) -> jax.Array:
-    """Returns J' f [nv] for wrenches f [6] on moving bodies; those without one have none."""
+    """Returns J' f [nv] for wrenches f [6] on some moving bodies; those on others are ignored."""
     total = _subtree(model, wrenches)
     force: list[Array] = [np.zeros((), cdof.dtype)] * model.nv
     if dofs := [d for d, b in enumerate(model.dof_bodyid) if b in total]:
@@ -47,7 +47,7 @@ def project(model: Model, cdof: jax.Array, wrenches: Mapping[int, Array]) -> jax
 
 
 def composite(model: Model, cdof: jax.Array, matrices: Mapping[int, Array]) -> Matrix:
-    """Returns the entries of J' K J that are not 0, for symmetric K [6, 6] of some moving bodies.
+    """Returns the entries of J' K J that may not be 0, for symmetric K [6, 6] of some moving bodies.
 
     Only the upper triangle of K is read.
     """
