@@ -43,9 +43,7 @@ class Problem(NamedTuple):
     wide_dofs: tuple[tuple[int, ...], ...]  # of each row that reaches over several
     sides: tuple[Side, ...]  # only the groups that have slots
     movers: np.ndarray  # the moving bodies that contacts reach, see `constraint.groups`
-    touched: (
-        np.ndarray
-    )  # the bodies that have a wrench of contacts, which `real1` and `real2` number
+    touched: np.ndarray  # the bodies with a wrench of contacts, which `real1` and `real2` number
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
     pattern: linear.Pattern  # of the Hessian
 
