@@ -10,7 +10,7 @@ _obeyed = False
 
 
 def obey_scheduler() -> None:
-    """Obeys a scheduler: from now on signals mean what it means by them.
+    """From now on, signals have the meaning that a scheduler gives them.
 
     `NOTICE` ends neither this process nor those that it starts: who waits for it gets it. SIGTERM says
     nothing new the second time. Call it before any other thread is started.
