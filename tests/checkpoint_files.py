@@ -9,6 +9,7 @@ import psutil
 
 from seedbed.run.checkpoint_helper import write_checkpoint
 from seedbed.run.leaves import named_leaves
+from waiting import wait_for
 
 
 def write_tree(folder, step, tree, **options):
@@ -31,10 +32,19 @@ def write(folder, step, value=0.0, **options):
 TEMPLATE = {"w": np.zeros((4,), np.float32)}
 
 
+def suspend(process):
+    """Stops a process, and returns when it does not run any more.
+
+    The signal alone is not enough: a process that waits for its input may still read what comes next.
+    """
+    process.suspend()
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+
+
 @contextlib.contextmanager
 def stopped(process):
     """Stops a process, which must not be left so where a test fails."""
-    process.suspend()
+    suspend(process)
     try:
         yield
     finally:

@@ -234,9 +234,11 @@ def test_a_folder_that_was_made_anew_is_anothers(run_folder):
 
 
 TRAINER = """
-import fcntl, os, signal, sys, termios, time
+import fcntl, sys, termios, time
 from pathlib import Path
 import numpy as np
+import psutil
+from checkpoint_files import suspend
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.folder import RunFolder
 
@@ -245,7 +247,7 @@ run.write_config({})
 writer = CheckpointWriter(run.checkpoints, lock=run.lock, claim=run.claim)
 writer.save(1, np.zeros(3), {})
 writer.wait()
-os.kill(writer.helper_pid, signal.SIGSTOP)
+suspend(psutil.Process(writer.helper_pid))
 writer.save(2, np.zeros(3), {})
 pipe = writer._helper.process.stdin
 while not any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
