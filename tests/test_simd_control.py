@@ -12,6 +12,10 @@ import pytest
 from jax import lax
 
 from seedbed import simd
+from seedbed.llvm import Target, compile_assembly
+from seedbed.simd.cpu.codegen import emit
+from seedbed.simd.frontend.memory import MANY
+from seedbed.simd.frontend.trace import trace
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(20, 3)).astype(np.float32)
@@ -62,8 +66,47 @@ def backwards(x):
     return lax.scan(lambda c, t: (c * 0.5 + t, c), 0.0, x, reverse=True)
 
 
+def packed(x, points):
+    """Writes what each example finds at its own next place, under two masks, while lanes leave one by one."""
+
+    def body(carry):
+        number, kept, found = carry
+
+        def slot(inner, row):
+            kept, found = inner
+            z = points[row] * x * number
+            near = z.sum() > 0
+            size = jnp.sqrt(jnp.abs(z)).sum()
+            held = size > 1.5
+            at = jnp.minimum(found, 29)
+            old = lax.dynamic_index_in_dim(kept, at, keepdims=False)
+            new = jnp.where(near, jnp.where(held, size, old), old)
+            kept = lax.dynamic_update_index_in_dim(kept, new, at, 0)
+            return (kept, jnp.where(near & held, found + 1, found)), None
+
+        return number + 1, *lax.scan(slot, (kept, found), ROWS)[0]
+
+    start = (jnp.int32(1), jnp.zeros(30), jnp.int32(0))
+    return lax.while_loop(lambda c: (c[0] < 6) & (c[2] < 20), body, start)
+
+
+def literals(x, points):
+    """Adds to elements of a large array whose indices are literals, under the mask of each."""
+
+    def add(total, row):
+        for i, z in enumerate((points[row] * x).reshape(-1)):
+            old = lax.dynamic_index_in_dim(total, 7 * i, keepdims=False)
+            new = jnp.where(z > 0, old + z, old)
+            total = lax.dynamic_update_index_in_dim(total, new, 7 * i, 0)
+        return total, total[14] - total[0]
+
+    return lax.scan(add, jnp.arange(MANY + 40.0), ROWS)
+
+
 CASES = {
     "iterate": (iterate, (draw(3), draw(5, 3))),
+    "packed": (packed, (draw(3), draw(5, 3))),
+    "literals": (literals, (draw(3), draw(5, 3))),
     "substeps": (substeps, (draw(3), draw(3))),
     "backwards": (backwards, (draw(40),)),
 }
@@ -76,6 +119,15 @@ def test_control_flow_is_that_of_vmap(name):
     theirs = jax.jit(jax.vmap(function))(*args)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+def test_a_masked_write_reads_no_element_that_it_keeps():
+    function, args = CASES["packed"]
+    program = trace(jax.make_jaxpr(function)(*(x[0] for x in args)), [False] * len(args))
+    target = Target("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx512f,+fma")
+    module = emit(program, 16).replace("define internal void @program", "define void @program")
+    text = compile_assembly(module, target)
+    assert "vscatter" in text and "vgather" not in text
 
 
 def test_a_while_loop_under_vmap_ends_for_each_of_its_examples():

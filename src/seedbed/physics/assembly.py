@@ -339,7 +339,7 @@ def _couple(
         first = len(bent) * (len(bent) - 1) // 2
         for place, other in enumerate(bent):
             entry = entries[first + place]
-            old = row_of(coupling, entry)
+            old = math.take(coupling, entry)
             new = old + math.dot(lever, other)
             coupling = math.put(coupling, entry, jnp.where(reached, new, old))
     return coupling

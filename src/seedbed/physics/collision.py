@@ -33,6 +33,11 @@ They are packed in the order of their slots; so the cost of a step follows what 
 """
 
 
+def are_packed(slots: int) -> bool:
+    """Returns whether a group of so many slots keeps only contacts that are there."""
+    return slots > MOST_SLOTS
+
+
 class Points(NamedTuple):
     """The contacts of a group, one for each slot [n], or packed; zero if not active.
 
@@ -120,7 +125,7 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
     for kinds in candidates(model):
         table = slots(model, kinds)
         n, friction = len(table.geom), table.rows > 1
-        packed = n > MOST_SLOTS
+        packed = are_packed(n)
         n = MOST_CONTACTS if packed else n
         shape = (3 if friction else 1, 3) if table.basis is None else (2 if friction else 0,)
         points = (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from seedbed.physics import linear, math
-from seedbed.physics.collision import Contacts, Points, Row, split
+from seedbed.physics.collision import Contacts, Points, Row, are_packed, split
 from seedbed.physics.constraint import DofRows, Edges, Group, Rows, groups, rows_dof
 from seedbed.physics.dynamics import Matrix, body_motion, path, select
 from seedbed.physics.model import Kinematics, Model
@@ -111,21 +111,28 @@ def coupling_tables(
     `dof` and `turn` [n, places] are the dofs on the path between the two bodies, and the sign with which
     each moves the contact; 0 is padding. `entry` [n, places (places + 1) / 2] is the index of the Hessian
     entry of each pair of places; padding points past the last entry. Both results are empty without slots.
+
+    Lanes that are at contacts of different slots would read and write each entry at an index of their own,
+    which takes longer than to add to all entries: if contacts are packed, every dof has its place.
     """
     paths = []
     for body1, body2 in group.slots.mover:
         last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
         ends = [path(model, dof) for dof in last]
         only = [[d for d in end if d not in other] for end, other in (ends, ends[::-1])]
-        paths.append([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]])
+        paths.append(sorted([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]]))
     if not paths:
         return (), {}
+    if are_packed(len(paths)):
+        dofs = sorted({d for p in paths for d, _ in p})
+        paths = [[(d, dict(p).get(d, 0.0)) for d in dofs] for p in paths]
     places = max(len(p) for p in paths)
     pairs = [
         {
             (max(p[a][0], p[b][0]), min(p[a][0], p[b][0])): 0
             for a in range(len(p))
             for b in range(a + 1)
+            if p[a][1] and p[b][1]
         }
         for p in paths
     ]
@@ -135,10 +142,10 @@ def coupling_tables(
     rows, columns = np.tril_indices(places)
     target = [
         [
-            place[max(p[a][0], p[b][0]), min(p[a][0], p[b][0])] if a < len(p) else len(entries)
+            place.get((max(p[a][0], p[b][0]), min(p[a][0], p[b][0])), len(entries))
             for a, b in zip(rows, columns, strict=True)
         ]
-        for p in paths
+        for p in padded
     ]
     return entries, {
         "dof": np.array([[d for d, _ in p] for p in padded], np.int32),

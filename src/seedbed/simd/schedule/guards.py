@@ -92,13 +92,16 @@ class _Body:
         return found
 
     def _mask(self, item: Node | Loop) -> Node | None:
-        """Returns the mask of a select, a store or a loop, or None if a write has no mask."""
+        """Returns the mask of a select, a store or a loop, or None if a write has no mask.
+
+        Of a write with several masks it is the first that is not known to hold in some lane here.
+        """
         if isinstance(item, Loop):
             return self._mask_of_loop(item)
         if item.op == "select":
             return item.args[0]
-        select = masked(item)
-        return None if select is None else select.args[0]
+        masks = (select.args[0] for select in masked(item))
+        return next((mask for mask in masks if mask not in self._inside), None)
 
     def _mask_of_loop(self, loop: Loop) -> Node | None:
         """Returns the one mask of all writes of a loop, or None.
@@ -111,10 +114,10 @@ class _Body:
                 return None
             state = carry.final
             while state is not carry.variable:
-                select = masked(state)
-                if select is None:
+                selects = masked(state)
+                if not selects:
                     return None
-                masks.add(select.args[0])
+                masks.add(selects[0].args[0])
                 state = state.args[0]
         mask = masks.pop() if len(masks) == 1 and not live.records[loop] else None
         return None if mask is None or loop in mask.loops else mask

@@ -12,23 +12,32 @@ from collections.abc import Iterable
 from seedbed.simd.ir.graph import Graph, Loop, LoopCarry, Node
 
 
-def masked(item: Node) -> Node | None:
-    """Returns the select of a masked write `store(a, i, where(mask, new, a[i]))`; None for any other node.
+def masked(item: Node) -> tuple[Node, ...]:
+    """Returns the selects of a masked write `store(a, i, where(mask, new, a[i]))`; () for any other node.
 
-    Such a write changes nothing in the lanes in which its mask does not hold.
+    `new` may be such a select, too; the outermost comes first. The write changes nothing in the lanes in
+    which one of the masks does not hold.
     """
-    if item.op != "store" or item.args[2].op != "select":
-        return None
-    state, base, select = item.args
-    old = select.args[2]
-    if old.op != "load" or old.args[1] is not base or old.value != item.value:
-        return None
+    selects: list[Node] = []
+    if item.op == "store":
+        value = item.args[2]
+        while value.op == "select" and _is_old(item, value.args[2]):
+            selects.append(value)
+            value = value.args[1]
+    return tuple(selects)
+
+
+def _is_old(store: Node, value: Node) -> bool:
+    """Returns whether a value is what the element that `store` writes was before."""
+    state, base, _ = store.args
+    if value.op != "load" or value.args[1] is not base or value.value != store.value:
+        return False
     # skip earlier writes to other elements of the same row
-    while state is not old.args[0]:
-        if state.op != "store" or state.args[1] is not base or state.value == item.value:
-            return None
+    while state is not value.args[0]:
+        if state.op != "store" or state.args[1] is not base or state.value == store.value:
+            return False
         state = state.args[0]
-    return select
+    return True
 
 
 def listed(graph: Graph, loop: Loop, carries: Iterable[LoopCarry]) -> Node | None:
@@ -68,11 +77,11 @@ def _masks(graph: Graph, carry: LoopCarry) -> Iterable[Node | None]:
             yield from _masks(graph, inner)
             state = inner.init
             continue
-        select = masked(state)
-        if select is None:
+        selects = masked(state)
+        if not selects:
             yield None
             return
-        yield select.args[0]
+        yield selects[0].args[0]
         state = state.args[0]
 
 
