@@ -116,14 +116,16 @@ def coupling_tables(
     which takes longer than to add to all entries: if contacts are packed, every dof has its place.
     """
     paths = []
-    for body1, body2 in group.slots.mover:
+    # Many slots are between the same two bodies.
+    bodies, slots = np.unique(group.slots.mover, axis=0, return_inverse=True)
+    for body1, body2 in bodies:
         last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
         ends = [path(model, dof) for dof in last]
         only = [[d for d in end if d not in other] for end, other in (ends, ends[::-1])]
         paths.append(sorted([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]]))
     if not paths:
         return (), {}
-    if are_packed(len(paths)):
+    if are_packed(len(slots)):
         dofs = sorted({d for p in paths for d, _ in p})
         paths = [[(d, dict(p).get(d, 0.0)) for d in dofs] for p in paths]
     places = max(len(p) for p in paths)
@@ -139,16 +141,17 @@ def coupling_tables(
     entries = tuple(sorted(set().union(*pairs)))
     place = {entry: k for k, entry in enumerate(entries)}
     padded = [p + [(0, 0.0)] * (places - len(p)) for p in paths]
-    rows, columns = np.tril_indices(places)
+    ones, others = np.tril_indices(places)
     target = [
         [
             place.get((max(p[a][0], p[b][0]), min(p[a][0], p[b][0])), len(entries))
-            for a, b in zip(rows, columns, strict=True)
+            for a, b in zip(ones, others, strict=True)
         ]
         for p in padded
     ]
-    return entries, {
+    columns = {
         "dof": np.array([[d for d, _ in p] for p in padded], np.int32),
         "turn": np.array([[sign for _, sign in p] for p in padded]),
         "entry": np.array(target, np.int32),
     }
+    return entries, {name: column[slots] for name, column in columns.items()}
