@@ -33,8 +33,10 @@ def test_a_step_of_a_random_model_is_mujocos(seed):
         pytest.skip("the model explodes in MuJoCo, too")
     worst = np.where(found.flagged, found.error, 0).max()
     assert not found.flagged.any(), f"{found.flagged.sum()} states, worst {worst:.1e}\n{drawn.xml}"
-    # Each model may have a few more than the 2 % that all of them together have at most.
-    assert found.excused.sum() <= max(2, 0.1 * len(found.excused))
+    # Each model may have a few more than the 2 % that all of them together have at most. What rests at a
+    # place counts once: one rounding takes a contact from it in each of its states, or in none.
+    places = np.unique(found.cases.qpos[found.excused].round(2), axis=0)
+    assert len(places) <= max(2, 0.1 * len(found.excused))
 
 
 def test_every_feature_is_in_a_tenth_of_the_models():
