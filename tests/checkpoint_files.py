@@ -44,8 +44,8 @@ def suspend(process):
 @contextlib.contextmanager
 def stopped(process):
     """Stops a process, which must not be left so where a test fails."""
-    suspend(process)
     try:
+        suspend(process)
         yield
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):

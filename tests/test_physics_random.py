@@ -33,10 +33,14 @@ def test_a_step_of_a_random_model_is_mujocos(seed):
         pytest.skip("the model explodes in MuJoCo, too")
     worst = np.where(found.flagged, found.error, 0).max()
     assert not found.flagged.any(), f"{found.flagged.sum()} states, worst {worst:.1e}\n{drawn.xml}"
-    # Each model may have a few more than the 2 % that all of them together have at most. What rests at a
-    # place counts once: one rounding takes a contact from it in each of its states, or in none.
-    places = np.unique(found.cases.qpos[found.excused].round(2), axis=0)
+    # Each model may have a few more than the 2 % that all of them together have at most. What rests counts
+    # once: one rounding takes a contact from all its states, if from any.
+    places: list[np.ndarray] = []
+    for qpos in found.cases.qpos[found.excused]:
+        if not any(np.abs(qpos - place).max() < 0.02 for place in places):
+            places.append(qpos)
     assert len(places) <= max(2, 0.1 * len(found.excused))
+    assert found.excused.sum() <= max(2, 0.5 * len(found.excused))
 
 
 def test_every_feature_is_in_a_tenth_of_the_models():

@@ -103,55 +103,59 @@ def _side(
     return Side(points=points, stiffness=rows.stiffness, aref=rows.aref, same=same, table=table)
 
 
+MOST_PAIRS = 6
+"""Hessian entries that a packed contact may add to, for each entry that it reaches: one that lies at the same
+place for all lanes takes less than a sixth of the time of one of each lane's own."""
+
+
 def coupling_tables(
     model: Model, group: Group
 ) -> tuple[tuple[linear.Entry, ...], dict[str, np.ndarray]]:
     """Lists the Hessian entries that contacts between moving bodies add to, and the columns of each slot.
 
     `dof` and `turn` [n, places] are the dofs on the path between the two bodies, and the sign with which
-    each moves the contact; 0 is padding. `entry` [n, places (places + 1) / 2] is the index of the Hessian
-    entry of each pair of places; padding points past the last entry. Both results are empty without slots.
+    each moves the contact; 0 is one that does not. `entry` [n, places (places + 1) / 2] is the index of the
+    Hessian entry of each pair of places; a pair that no contact reaches points past the last entry. Both
+    results are empty without slots.
 
-    Lanes that are at contacts of different slots would read and write each entry at an index of their own,
-    which takes longer than to add to all entries: if contacts are packed, every dof has its place.
+    If contacts are packed, lanes are at contacts of different slots. Then every dof has a place, the same in
+    all slots, unless those are too many (MOST_PAIRS).
     """
-    paths = []
     # Many slots are between the same two bodies.
     bodies, slots = np.unique(group.slots.mover, axis=0, return_inverse=True)
-    for body1, body2 in bodies:
-        last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
-        ends = [path(model, dof) for dof in last]
-        only = [[d for d in end if d not in other] for end, other in (ends, ends[::-1])]
-        paths.append(sorted([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]]))
+    paths = [_turns_between(model, *pair) for pair in bodies]
     if not paths:
         return (), {}
-    if are_packed(len(slots)):
-        dofs = sorted({d for p in paths for d, _ in p})
-        paths = [[(d, dict(p).get(d, 0.0)) for d in dofs] for p in paths]
-    places = max(len(p) for p in paths)
-    pairs = [
-        {
-            (max(p[a][0], p[b][0]), min(p[a][0], p[b][0])): 0
-            for a in range(len(p))
-            for b in range(a + 1)
-            if p[a][1] and p[b][1]
-        }
-        for p in paths
+    reached = {(i, j) for path in paths for i in path for j in path if j <= i}
+    entries = tuple(sorted(reached))
+    count, every = max(map(len, paths)), sorted(set().union(*paths))
+    rows = [sorted(path) for path in paths]
+    if are_packed(slots.size) and _pairs(len(every)) <= MOST_PAIRS * _pairs(count):
+        rows, count = [every] * len(paths), len(every)
+    padded = [row + [0] * (count - len(row)) for row in rows]
+    turns = [
+        [path.get(d, 0.0) if k < len(row) else 0.0 for k, d in enumerate(dofs)]
+        for path, row, dofs in zip(paths, rows, padded, strict=True)
     ]
-    entries = tuple(sorted(set().union(*pairs)))
-    place = {entry: k for k, entry in enumerate(entries)}
-    padded = [p + [(0, 0.0)] * (places - len(p)) for p in paths]
-    ones, others = np.tril_indices(places)
-    target = [
-        [
-            place.get((max(p[a][0], p[b][0]), min(p[a][0], p[b][0])), len(entries))
-            for a, b in zip(ones, others, strict=True)
-        ]
-        for p in padded
-    ]
+    first, second = np.tril_indices(count)
+    place = np.full((model.nv, model.nv), len(entries), np.int32)
+    place[tuple(np.array(entries).T)] = np.arange(len(entries))
+    dof = np.array(padded, np.int32)
+    ends = dof[:, first], dof[:, second]
     columns = {
-        "dof": np.array([[d for d, _ in p] for p in padded], np.int32),
-        "turn": np.array([[sign for _, sign in p] for p in padded]),
-        "entry": np.array(target, np.int32),
+        "dof": dof,
+        "turn": np.array(turns),
+        "entry": place[np.maximum(*ends), np.minimum(*ends)],
     }
-    return entries, {name: column[slots] for name, column in columns.items()}
+    return entries, {name: column[slots.reshape(-1)] for name, column in columns.items()}
+
+
+def _pairs(count: int) -> int:
+    return count * (count + 1) // 2
+
+
+def _turns_between(model: Model, body1: int, body2: int) -> dict[int, float]:
+    """Returns the dofs on the path between two bodies, with the sign with which each moves a contact."""
+    last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
+    first, second = ({*path(model, dof)} for dof in last)
+    return dict.fromkeys(first - second, -1.0) | dict.fromkeys(second - first, 1.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -156,24 +154,15 @@ class Arrays:
             name = w.op(f"icmp ne {kind} {name}, {zero}")
         return w.splat(name, storage.dtype) if storage.uniform and not uniform else name
 
-    def put(self, storage: Storage, address: str, name: str, masks: Sequence[str] = ()) -> None:
-        """Stores an element, in the lanes in which all masks hold: a scalar if the array is uniform.
-
-        There are no masks for a uniform array.
-        """
+    def put(self, storage: Storage, address: str, name: str) -> None:
+        """Stores an element: a scalar if the array is uniform, else a vector."""
         w, kind = self._w, self.kind(storage)
-        each = w.kind("bool")
-        mask = functools.reduce(lambda a, b: w.op(f"and {each} {a}, {b}"), masks) if masks else None
-        if mask is not None and not isinstance(address, Lanes):
-            old = self.get(storage, address, uniform=False)
-            name = w.select(mask, w.kind(storage.dtype), name, old, uniform=False)
         if storage.dtype == "bool":
             name = w.op(f"sext {w.kind('bool', uniform=storage.uniform)} {name} to {kind}")
         if isinstance(address, Lanes):
             verb, kind, every = self._each(storage, "scatter")
             pointers = f"<{w.width} x ptr> {address}"
-            lanes = every if mask is None else f"{each} {mask}"
-            w.line(f"call void @{verb}({kind} {name}, {pointers}, i32 4, {lanes})")
+            w.line(f"call void @{verb}({kind} {name}, {pointers}, i32 4, {every})")
             return
         w.line(f"store {kind} {name}, ptr {address}, align {self._size_of(storage)}")
 
@@ -201,7 +190,12 @@ class Arrays:
         index, after = f"%{w.fresh()}", f"%{w.fresh()}"
         w.line(f"{index} = phi i64 [0, %{before}], [{after}, %{head}]")
         new = self.get(source, self.at(source, index), uniform=target.uniform)
-        self.put(target, self.at(target, index), new, () if mask is None else (mask,))
+        address = self.at(target, index)
+        if mask is not None:
+            old = self.get(target, address, uniform=target.uniform)
+            kind = w.kind(target.dtype, uniform=target.uniform)
+            new = w.select(mask, kind, new, old, uniform=target.uniform)
+        self.put(target, address, new)
         w.line(f"{after} = add i64 {index}, 1")
         more = w.op(f"icmp slt i64 {after}, {target.size}")
         w.line(f"br i1 {more}, label %{head}, label %{done}")

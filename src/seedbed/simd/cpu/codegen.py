@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-from seedbed.simd.cpu.arrays import Arrays, Lanes, Storage
+from seedbed.simd.cpu.arrays import Arrays, Storage
 from seedbed.simd.cpu.instructions import SCALARS, Writer
 from seedbed.simd.cpu.kernel import ENTRY, HEAD
 from seedbed.simd.cpu.slots import Slots
@@ -19,7 +19,6 @@ from seedbed.simd.ir.graph import Loop, LoopCarry, Node
 from seedbed.simd.ir.program import Program, Unsupported
 from seedbed.simd.schedule.guards import guarded
 from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
-from seedbed.simd.schedule.sparse import masked
 
 
 def emit(program: Program, width: int, *, fma: bool = True, room: Room | None = None) -> str:
@@ -126,7 +125,7 @@ class _Emitter:
             self._storage[node] = self._arrays.rows(masks, node.value, alive=self._alive)
         elif node.op == "store":
             self._storage[node] = storage = self._storage_of(node.args[0])
-            self._put(storage, self._element(storage, node.args[1], node.value), node)
+            self._put(storage, self._element(storage, node.args[1], node.value), node.args[2])
         elif node.op == "load":
             storage = self._storage_of(node.args[0])
             address = self._element(storage, node.args[1], node.value)
@@ -181,13 +180,12 @@ class _Emitter:
         return self._arrays.beyond(storage, self._name(base, uniform=True), offset)
 
     def _put(self, storage: Storage, address: str, node: Node) -> None:
-        """Writes a node, or what a "store" node writes, to an address."""
-        # Where each lane has an address of its own, a mask takes less than the element before.
-        selects = masked(node) if isinstance(address, Lanes) else ()
-        masks = [self._name(select.args[0], uniform=False) for select in selects]
-        masks += [self._alive] if storage.masked and self._alive is not None else []
-        value = selects[-1].args[1] if selects else node.args[2] if node.op == "store" else node
-        self._arrays.put(storage, address, self._name(value, uniform=storage.uniform), masks)
+        name = self._name(node, uniform=storage.uniform)
+        if storage.masked and self._alive is not None:
+            old = self._arrays.get(storage, address, uniform=False)
+            kind = self._w.kind(storage.dtype)
+            name = self._w.select(self._alive, kind, name, old, uniform=False)
+        self._arrays.put(storage, address, name)
 
     def _fill(self, node: Node) -> None:
         """Makes a new array: the elements of a "pack" node, or the copy for a "memory" node."""
@@ -226,8 +224,10 @@ class _Emitter:
         self._w.label(done)
         for node in (*guard.selects, *guard.kept):
             kind = w.kind(node.dtype, uniform=node.uniform)
-            ends = f"[{self._names[node]}, %{after}], [{outer.get(node, 'poison')}, %{before}]"
-            self._names[node] = w.op(f"phi {kind} {ends}")
+            name = w.op(
+                f"phi {kind} [{self._names[node]}, %{after}], [{outer.get(node, 'poison')}, %{before}]"
+            )
+            self._names[node] = name
         for node in (*guard.selects, *guard.kept):
             self._define(node, self._names[node])
 

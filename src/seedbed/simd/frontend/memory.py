@@ -23,8 +23,6 @@ from seedbed.simd.ir.program import Unsupported
 # the most positions that are compared with an index that differs between lanes; beyond, each lane has an
 # address of its own (docs/simd.md tells how both were timed)
 POSITIONS = 16
-# the most elements that a loop carries as so many values if their indices are literals
-MANY = 128
 # the most elements of a constant, or of an operand that all examples share, that have nodes from the start
 LARGE = 4096
 
@@ -353,15 +351,11 @@ INDEXED: dict[str, Special] = {
 
 
 def indexed_variables(jaxpr: Any) -> set[Any]:
-    """Returns the variables of a jaxpr that are indexed by a non-literal, also after indexed writes.
-
-    Of arrays of more than MANY elements it returns those that are indexed by a literal, too.
-    """
+    """Returns the variables of a jaxpr that are indexed by a non-literal, also after indexed writes."""
     found: set[Any] = set()
     for equation in reversed(jaxpr.eqns):
         if equation.primitive.name in INDEXED and not isinstance(equation.invars[0], core.Literal):
             dynamic = any(not isinstance(atom, core.Literal) for atom in _places(equation))
-            dynamic = dynamic or math.prod(equation.invars[0].aval.shape) > MANY
             if dynamic or any(result in found for result in equation.outvars):
                 found.add(equation.invars[0])
         for inner, atoms, results in inner_jaxprs(equation):
