@@ -290,7 +290,7 @@ def test_a_fused_run_is_evaluated_in_its_own_and_in_gymnasiums_task(cartpole_run
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ("pendulum", "'pendulum' does not fit the policy"),
+        ("pendulum", "'pendulum' does not fit the policy .*: its observation is .*, not Arr"),
         ("Acrobot-v1", "'Acrobot-v1' does not fit the policy"),
         ("CartPoel-v1", "did you mean .*CartPole-v1"),
         ("half_chetah", "did you mean half_cheetah"),

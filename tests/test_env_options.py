@@ -354,6 +354,18 @@ def test_a_configuration_is_shown_with_where_each_value_comes_from(
     )
 
 
+def test_options_of_a_robots_file_are_shown_as_this_command_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    robot = Path(__file__).parents[1] / "examples" / "dog.xml"
+    assert cli.main(["config", str(robot), "--env.kp", "30", "--env.action-scale", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = {line.split()[0]: line.split()[1:] for line in lines}
+    assert told["--env.kp"] == ["30.0", "this", "command", "line"]
+    assert told["--env.action-scale"] == ["0.5", "this", "command", "line"]
+    assert told["--env.scales.tracking-lin-vel"][1:] == []
+
+
 def test_a_run_that_goes_on_is_shown_with_its_own_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from seedbed import physics, simd
+from seedbed.config.settle import called
 from seedbed.envs.device import changes, randomisation, wrappers
 from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
@@ -398,6 +399,7 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
     assert exact.env.env == dataclasses.replace(POLES, integrator="xml")
     assert exact.env.env.model is None
     assert wrappers.with_integrator(exact, "euler") == wrapped
+    assert called(wrapped) == called(POLES) == type(POLES).__name__
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from seedbed.exit_status import PeerLost
 from seedbed.run import history
 from seedbed.run.folder import HISTORY, RunFolder, TakenOver
 from seedbed.run.history import RunSegment, read_history, state_of
@@ -41,6 +42,7 @@ def run(run_folder):
         (None, False, "finished"),
         (None, True, "interrupted"),
         (KeyboardInterrupt("again"), False, "interrupted"),
+        (PeerLost("another process is gone"), False, "interrupted"),
         (ValueError("odd\nvalue"), False, "failed"),
     ],
 )
@@ -50,6 +52,7 @@ def test_how_a_stint_ends(run, failure, interrupted, outcome):
     assert stint["outcome"] == outcome and stint["term"] == 1
     assert stint["begun"] == BEGUN < stint["ended"] <= time.time()
     assert stint.get("failure") == ("odd" if outcome == "failed" else None)
+    assert stint.get("reason") == (str(failure) if isinstance(failure, PeerLost) else None)
     assert state_of(run, read_history(run.path), done=False) == "running"
     run.close()
     assert state_of(run, read_history(run.path), done=False) == outcome

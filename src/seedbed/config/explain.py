@@ -72,10 +72,13 @@ def _rows(
     options = [(dict(flags.options_of(stage)), source) for stage, source in stages if stage]
     classes = dict(flags.options_of(_plain(config)))
     for option, value in flags.options_of(config):
-        source, before = "", classes.get(option)
+        # What makes an environment, such as a robot's file, has taken its options before.
+        name = option.removeprefix("--env.").replace("-", "_")
+        made = option.startswith("--env.") and bool(request.env.keys() & {name, f"no_{name}"})
+        source, before = mine if made else "", classes.get(option)
         for values, each in options:
             if option in values and values[option] != before:
-                source, before = each, values[option]
+                source, before = source if made else each, values[option]
         if value != before:
             source = "chosen for this machine"
         yield Row(option, _text(value), source)

@@ -151,9 +151,13 @@ def _again(saved: Any, what: Any) -> Any:
 
 
 def called(env: Any) -> str:
-    """Returns what an environment is called: by its id, game or factory, or by its class on the device."""
+    """Returns what an environment is called: by its id, game or factory, or on the device its task's class.
+
+    The task is what is inside of all wrappers.
+    """
     if is_on_device(env):
-        return type(env).__name__
+        inner = getattr(env, "env", None)
+        return type(env).__name__ if inner is None else called(inner)
     if is_pickled(env):
         return str(dict(env.kwargs)["name"])
     return str(getattr(env, dataclasses.fields(env)[0].name))

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import psutil
 
+from seedbed.exit_status import PeerLost
 from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.run.checkpoint_helper import successor
@@ -89,7 +90,9 @@ class RunSegment:
         outcome: Outcome = "interrupted" if self._interrupted() else "finished"
         if isinstance(failure, TakenOver):
             return
-        if isinstance(failure, Exception):
+        if isinstance(failure, PeerLost):  # the others go on with the run
+            outcome, self.reason = "interrupted", str(failure)
+        elif isinstance(failure, Exception):
             outcome = "failed"
             lines = str(failure).splitlines() or [type(failure).__name__]
             self._stint["failure"] = lines[0]

@@ -52,7 +52,7 @@ def show(
         if video is not None:
             film_game(config, trained, episodes, seed, video)
         return
-    title = printable(f"{Path(run).name} in {env or type(trained.env).__name__}")
+    title = printable(f"{Path(run).name} in {env or called(trained.env)}")
     recording = record(config, trained, episodes, seed, title)
     if video is not None:
         write_video(recording, video)

@@ -283,6 +283,7 @@ def _score(run: Run) -> float:
 def _play(run: Run, episodes: int) -> Player:
     """Plays the policy with a run's best evaluation, or its newest; raises what the run's own code raises."""
     # These load JAX.
+    from seedbed.config.settle import called
     from seedbed.policy import restore
     from seedbed.viewer.film import Game, film_game
     from seedbed.viewer.html import describe
@@ -302,7 +303,7 @@ def _play(run: Run, episodes: int) -> Player:
             f'<p>{text(told)}</p><div class="player"><video controls loop muted playsinline '
             f'preload="metadata" src="data:video/mp4;base64,{data}"></video></div>'
         )
-    title = printable(f"{run.name} in {type(trained.env).__name__}")
+    title = printable(f"{run.name} in {called(trained.env)}")
     replay = describe(record(trained.env, trained, episodes, 0, title))
     count = len(replay["episodes"])
     told = f"{count} episode{'s' if count > 1 else ''} with {what}."
