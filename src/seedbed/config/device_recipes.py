@@ -63,14 +63,24 @@ def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
 
 
 def biped_ppo(env: Environment) -> TrainConfig:
-    """A robot on two legs that follows a joystick with PPO: it bears less noise, and smaller steps."""
+    """A robot on two legs that follows a joystick with PPO.
+
+    It needs large minibatches, and noise that lasts until it has found out how to step: with little, it
+    learns to stand, and falls when it is to go.
+    """
     return joystick_ppo(
         env,
         100_000_000,
-        learning_rate=4e-4,
-        initial_scale=0.2,
-        least_scale=0.03,
-        entropy_cost=0.0,
+        batch=2048,
+        epochs=4,
+        minibatches=8,
+        learning_rate=1e-3,
+        schedule="adaptive",
+        target_kl=0.02,
+        initial_scale=0.4,
+        least_scale=0.2,
+        entropy_cost=0.003,
+        equivariant=env.spec.mirror is not None,
     )
 
 
