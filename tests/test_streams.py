@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from actor_pools import counting
+from checkpoint_files import suspend
 from hosts import Net, Proxy, progress
 from seedbed.actors import child
 from seedbed.actors.ingest import Ingest
@@ -223,7 +225,7 @@ def test_a_signal_to_a_host_and_its_actors_ends_them_without_a_word(net) -> None
     one.start_host(processes=4)
     progress(one, range(8))
     # The host is the last to see the signal.
-    os.kill(one.hosts[0].pid, signal.SIGSTOP)
+    suspend(psutil.Process(one.hosts[0].pid))
     os.killpg(one.hosts[0].pid, signal.SIGTERM)
     time.sleep(0.5)
     os.kill(one.hosts[0].pid, signal.SIGCONT)
