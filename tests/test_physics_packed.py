@@ -11,7 +11,7 @@ import pytest
 
 import mujoco_states as oracle
 from seedbed import physics, simd
-from seedbed.physics import collision
+from seedbed.physics import collision, problem
 
 HEAP = """
 <mujoco>
@@ -53,7 +53,9 @@ def pack(patch: pytest.MonkeyPatch, most: int) -> None:
 
 
 @pytest.mark.slow
-def test_packing_changes_no_bit(given, monkeypatch):
+@pytest.mark.parametrize("pairs", [0, problem.MOST_PAIRS], ids=["own entries", "shared entries"])
+def test_packing_changes_no_bit(given, pairs, monkeypatch):
+    monkeypatch.setattr(problem, "MOST_PAIRS", pairs)
     model = physics.load(HEAP)
     plain = kernel(model)(*arrays(given))
     assert plain["ncon"].max() >= 6

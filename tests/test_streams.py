@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from actor_pools import counting
-from checkpoint_files import suspend
+from checkpoint_files import stopped
 from hosts import Net, Proxy, progress
 from seedbed.actors import child
 from seedbed.actors.ingest import Ingest
@@ -225,10 +225,9 @@ def test_a_signal_to_a_host_and_its_actors_ends_them_without_a_word(net) -> None
     one.start_host(processes=4)
     progress(one, range(8))
     # The host is the last to see the signal.
-    suspend(psutil.Process(one.hosts[0].pid))
-    os.killpg(one.hosts[0].pid, signal.SIGTERM)
-    time.sleep(0.5)
-    os.kill(one.hosts[0].pid, signal.SIGCONT)
+    with stopped(psutil.Process(one.hosts[0].pid)):
+        os.killpg(one.hosts[0].pid, signal.SIGTERM)
+        time.sleep(0.5)
     one.learner.run(lambda: one.hosts[0].poll() == 0)
     assert one.said().splitlines()[-1] == "ended: stopped" and "SIGTERM" not in one.said()
 

@@ -27,7 +27,7 @@ from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.restoring import restore_best, restore_newest, warn_of_newer
 from seedbed.run.stacking import stacked_spec
-from seedbed.spaces import ActionSpec, Box, policy_spec
+from seedbed.spaces import Box, policy_spec
 from seedbed.types import Agent, Array, Environment, EnvSpec, SeedbedError, Tree, bind
 
 EnvLike: TypeAlias = (
@@ -257,26 +257,27 @@ def other_environment(
     found, wanted = _played(forms_of(config).spec), _played(trained.forms.spec)
     parts = (
         ("observation", found.observation, wanted.observation),
-        ("action", _in_short(found.action), _in_short(wanted.action)),
+        ("action", found.action, wanted.action),
         ("frame stack", frame_stack_of(config), stack),
     )
-    if found != wanted or stack != frame_stack_of(config):
+    differs = "; ".join(
+        f"its {what} is {_in_short(has)}, not {_in_short(had)}"
+        for what, has, had in parts
+        if has != had
+    )
+    if differs:
         name = given if isinstance(given, str) else called(config)
-        differs = "; ".join(
-            f"its {what} is {has}, not {had}" for what, has, had in parts if has != had
-        )
         raise SeedbedError(
             f"environment {name!r} does not fit the policy of {printable(run)}: {differs}"
         )
     return config
 
 
-def _in_short(action: ActionSpec) -> ActionSpec | str:
-    """Returns an action, or a text for a Box all of whose numbers have the same bounds."""
-    if not isinstance(action, Box) or len({*action.low}) > 1 or len({*action.high}) > 1:
-        return action
-    (low,), (high,) = {*action.low}, {*action.high}
-    return f"Box(shape={action.shape}, from {low:g} to {high:g})"
+def _in_short(part: object) -> str:
+    """Returns a part of a spec as a text; of a Box all of whose numbers have the same bounds, these only."""
+    if not isinstance(part, Box) or len({*part.low}) != 1 or len({*part.high}) != 1:
+        return str(part)
+    return f"Box(shape={part.shape}, from {part.low[0]} to {part.high[0]})"
 
 
 def _played(spec: EnvSpec) -> EnvSpec:

@@ -65,8 +65,8 @@ def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
 def biped_ppo(env: Environment) -> TrainConfig:
     """A robot on two legs that follows a joystick with PPO.
 
-    It needs large minibatches, and noise that lasts until it has found out how to step: with little, it
-    learns to stand, and falls when it is to go.
+    It needs large minibatches, and noise that does not fade: with little, it learned to stand, and fell when
+    it was to go.
     """
     return joystick_ppo(
         env,

@@ -74,7 +74,9 @@ def _rows(
     for option, value in flags.options_of(config):
         # What makes an environment, such as a robot's file, has taken its options before.
         name = option.removeprefix("--env.").replace("-", "_")
-        made = option.startswith("--env.") and bool(request.env.keys() & {name, f"no_{name}"})
+        inside, dot, last = name.rpartition(".")
+        switched = f"{inside}{dot}no_{last}"
+        made = option.startswith("--env.") and bool(request.env.keys() & {name, switched})
         source, before = mine if made else "", classes.get(option)
         for values, each in options:
             if option in values and values[option] != before:

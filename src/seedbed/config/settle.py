@@ -135,6 +135,8 @@ def _again(saved: Any, what: Any) -> Any:
     """
     given = env_of(what)
     names = [called(env) for env in (saved, given)]
+    if type(given) is not type(saved) and names[0] == names[1]:
+        names = [type(env).__name__ for env in (saved, given)]
     if type(given) is not type(saved) or (
         names[0] != names[1] and not (is_pickled(saved) and is_pickled(given))
     ):
@@ -156,8 +158,9 @@ def called(env: Any) -> str:
     The task is what is inside of all wrappers.
     """
     if is_on_device(env):
-        inner = getattr(env, "env", None)
-        return type(env).__name__ if inner is None else called(inner)
+        from seedbed.envs.device.wrappers import innermost
+
+        return type(innermost(env)).__name__
     if is_pickled(env):
         return str(dict(env.kwargs)["name"])
     return str(getattr(env, dataclasses.fields(env)[0].name))

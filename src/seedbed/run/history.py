@@ -90,8 +90,8 @@ class RunSegment:
         outcome: Outcome = "interrupted" if self._interrupted() else "finished"
         if isinstance(failure, TakenOver):
             return
-        if isinstance(failure, PeerLost):  # the others go on with the run
-            outcome, self.reason = "interrupted", str(failure)
+        if isinstance(failure, PeerLost):  # who is left begins the run again
+            outcome, self.reason = "interrupted", str(failure).partition("\n")[0]
         elif isinstance(failure, Exception):
             outcome = "failed"
             lines = str(failure).splitlines() or [type(failure).__name__]
