@@ -107,7 +107,7 @@ def read_all(replay: HostReplay) -> tuple[Sample, np.ndarray]:
 
 
 def require_whole(replay: HostReplay, sample: Sample, longest: int) -> None:
-    """Asserts that each item without `cross_episodes` is what `types.Replay` says, row for row."""
+    """Asserts that each item is what `types.Replay` says, row for row."""
     keeps, context = replay.layout.experience, replay.layout.context
     where = sample.timesteps.observation["where"][context]  # [B, 3], where the learned part begins
     env, episode, start = (where[:, i].astype(np.int64) for i in range(3))
@@ -172,17 +172,13 @@ class Recorder:
 
     def _items(self, env: int, rows: list[tuple[int, int]]) -> list[list[tuple[int, int] | None]]:
         shape, keeps = self.replay.layout, self.replay.layout.experience
-        parts = [rows]
-        if not keeps.cross_episodes:
-            opening = [i for i, (_, step) in enumerate(rows) if step == 0] + [len(rows)]
-            parts = [rows[a:b] for a, b in itertools.pairwise(opening)]
+        opening = [i for i, (_, step) in enumerate(rows) if step == 0] + [len(rows)]
+        parts = [rows[a:b] for a, b in itertools.pairwise(opening)]
         items = []
         for part in parts:
             episode = np.int64(part[-1][0]) if part else 0
-            over = (
-                bool(part)
-                and not keeps.cross_episodes
-                and part[-1][1] + 1 == episode_length(np.int64(env), episode, self.longest)
+            over = bool(part) and part[-1][1] + 1 == episode_length(
+                np.int64(env), episode, self.longest
             )
             for start in range(0, len(part) - 1, keeps.period):
                 if start + keeps.sequence < len(part) or over:

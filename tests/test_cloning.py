@@ -164,6 +164,16 @@ def test_statistics_of_what_only_critics_see_stay_as_they_began():
     np.testing.assert_array_equal(seen.variance["privileged"], np.ones(2))
 
 
+def test_a_small_spread_far_from_zero_is_seen():
+    agent = bind(Ppo(normalise_observations=True, **SMALL), EnvSpec(VECTOR, Discrete(2)))
+    observation = np.random.default_rng(0).normal(1000, 0.1, (9000, *VECTOR.shape))
+    data = recorded_of(Discrete(2), 9000)
+    data = dataclasses.replace(data, observation=observation.astype(np.float32))
+    params = jax.jit(agent.init)(jax.random.key(0)).params
+    seen = _seen(agent, params, _Sequences(agent, data, 1)).seen
+    np.testing.assert_allclose(np.sqrt(seen.variance), observation.std(0), rtol=0.01)
+
+
 @pytest.mark.slow
 def test_frames_are_stacked_within_episodes():
     spec = EnvSpec(ArraySpec((1,), "float32"), Discrete(2))

@@ -208,6 +208,51 @@ def test_a_robot_s_first_targets_are_those_of_the_file(scenes):
     np.testing.assert_allclose(robot.target, first)
 
 
+@pytest.mark.parametrize("last", ["held", "wanted"])
+def test_targets_are_sent_within_their_ranges_and_kept_as_in_training(scenes, last):
+    told = metadata(deployment(KINDS["go1"](str(scenes["go1"])))) | {"action_moves": "target"}
+    told |= {"last_target": last, "initial_target": told["default_joint_pos"]}
+    robot = Robot(scenes["go1"], told)
+    first, (low, high) = robot.target, robot.target_bounds.T
+    for _ in range(9):
+        robot.act(np.ones(12), 0.0)
+    np.testing.assert_allclose(robot.data.ctrl, high)
+    wound = first + 9 * robot.scale
+    np.testing.assert_allclose(robot.target, high if last == "held" else wound)
+    robot.act(-np.ones(12), 0.0)
+    back = high - robot.scale if last == "held" else np.clip(wound - robot.scale, low, high)
+    np.testing.assert_allclose(robot.data.ctrl, back)
+
+
+def test_servos_with_a_gear_are_refused(tmp_path):
+    path = tmp_path / "geared.xml"
+    path.write_text(quadruped.xml().replace('joint="RL_calf"', 'joint="RL_calf" gear="2"'))
+    for task in (Go1Joystick, Legged):
+        with pytest.raises(
+            SeedbedError, match=r"geared.xml: the servo .* has the gear 2, by which"
+        ):
+            task(xml_file=str(path)).spec  # noqa: B018
+
+
+def test_joints_are_named_as_a_list_can_hold(tmp_path):
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.xml().replace("RL_calf", "RL,calf"))
+    with pytest.raises(
+        SeedbedError, match=r"robot.xml: the name of joint \d+ is 'RL,calf', by which"
+    ):
+        Legged(xml_file=str(path)).spec  # noqa: B018
+
+
+def test_damping_is_set_where_a_program_can_set_it(tmp_path):
+    """A joint without a servo has the file's."""
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(DOG.read_text()))
+    task = Legged(xml_file=str(path), kd=0.7)
+    robot, trained = Robot(path, metadata(deployment(task))), task.compiled()
+    assert sorted({*trained.dof_damping[6:]}) == [0.1, 0.7]
+    np.testing.assert_allclose(robot.model.dof_damping, trained.dof_damping)
+
+
 def test_a_robot_of_a_file_is_seen_in_the_order_of_its_actuators(tmp_path):
     """Its servos are in no order of joints, one joint has none, and the trunk is not body 1."""
     path = tmp_path / "robot.xml"

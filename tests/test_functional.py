@@ -99,6 +99,14 @@ def test_what_lacks_parameters_and_resets_is_taken_as_it_is() -> None:
     assert state.timestep.observation["x"].tolist() == [0.5, 1.0, 2.0]
 
 
+def test_an_end_at_ones_own_limit_is_an_end_where_the_package_has_no_limit() -> None:
+    task = training(Functional(factory="functional_environments:hurried", limit=3))
+    state, step = jax.jit(task.reset)(jax.random.key(0)), jax.jit(task.step)
+    for _ in range(3):
+        state = step(state, jnp.zeros(3))
+    assert state.timestep.terminated
+
+
 def test_a_class_is_found_by_name_and_trained(tmp_path: Path) -> None:
     config = resolve.train_config(WALK)
     assert config.env == Functional(factory=WALK)

@@ -179,7 +179,22 @@ def test_an_action_is_worth_half_of_the_strongest_torque(task):
     ctrl = np.asarray(task.control(kept, np.ones(model.nu, np.float32)))
     data.ctrl[:] = data.qpos[7:] + ctrl - np.asarray(task.centre(kept))
     mujoco.mj_forward(model, data)
-    np.testing.assert_allclose(data.actuator_force, 0.5 * model.jnt_actfrcrange[1:, 1], rtol=1e-4)
+    strongest = np.minimum(model.jnt_actfrcrange[1:, 1], model.actuator_forcerange[:, 1])
+    np.testing.assert_allclose(data.actuator_force, 0.5 * strongest, rtol=1e-4)
+
+
+def test_torques_are_bounded_by_servos_or_joints(folder, task, tmp_path):
+    text, path = (folder / "g1.xml").read_text(), tmp_path / "g1.xml"
+    joints = text.replace(' forcerange="-40 40"', "")
+    for bound, xml in ((40, text.replace(' actuatorfrcrange="-60 60"', "")), (60, joints)):
+        path.write_text(xml)
+        other = G1Motion(xml_file=str(path), motion=task.motion)
+        gains = other.compiled().actuator_gainprm[:, 0]
+        np.testing.assert_allclose(other._reach, 0.5 * bound / gains, rtol=1e-6)
+    path = tmp_path / "free.xml"
+    path.write_text(joints.replace(' actuatorfrcrange="-60 60"', ""))
+    with pytest.raises(SeedbedError, match="the torque of servo .* has no bound, of which an act"):
+        _ = G1Motion(xml_file=str(path), motion=task.motion)._reach
 
 
 def test_a_run_finds_its_motion_from_elsewhere(task, monkeypatch):

@@ -13,8 +13,10 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
+import mujoco
 import numpy as np
 import pytest
 
@@ -29,11 +31,12 @@ from seedbed.envs.device.changes import delay
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.randomisation import Scale, randomise
 from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.envs.device.robots.legged import Legged
 from seedbed.envs.device.wrappers import time_limit
 from seedbed.llvm import host_target
 from seedbed.play import command, watching
 from seedbed.play.meshes import MOST_FACES, coarse, creased
-from seedbed.play.page import Player, describe, write_page
+from seedbed.play.page import Player, describe, tree_masses, write_page
 from seedbed.play.plain import Plain
 from seedbed.play.programs import played, with_params, words
 from seedbed.policy import policy_of, restore
@@ -47,6 +50,7 @@ from seedbed.viewer.surfaces import Surface
 from untrained_run import write_run
 from wasm_host import Module, unpack
 
+DOG = Path(__file__).parents[1] / "examples" / "dog.xml"
 needs_fma = pytest.mark.skipif(
     not host_target().fused_multiply_add, reason="this CPU rounds a product before it adds"
 )
@@ -398,6 +402,18 @@ def test_a_plain_model_begins_in_its_keyframe(tmp_path):
     assert not qvel.any()
     opened = simd.vectorize(Plain(xml_file=str(path)).reset)(jax.random.key(0)[None])
     np.testing.assert_allclose(opened.inner.act, [[0.7]], rtol=1e-6)
+
+
+def test_a_push_is_for_what_moves_with_the_body(tmp_path):
+    """Neither a rock nor another robot counts."""
+    path = tmp_path / "robot.xml"
+    path.write_text(quadruped.disordered(DOG.read_text()))
+    model = Legged(xml_file=str(path)).physics_model()
+    own = mujoco.MjModel.from_xml_path(str(path))
+    masses = tree_masses(model)
+    assert masses[0] == 0 and masses[own.body("rock").id] == 99
+    trunk = own.body("trunk").id
+    np.testing.assert_allclose(masses[trunk:], own.body_subtreemass[trunk], rtol=1e-6)
 
 
 def sphere(rings):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from seedbed.agents.awr import Awr
+from seedbed.agents.r2d2 import R2d2
 from seedbed.replay import device
 from seedbed.types import Replay, SeedbedError, Timestep
 
@@ -173,6 +175,39 @@ def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> No
     possible = [item for item, priority in reference.priorities.items() if priority > 0]
     assert len(drawn) > 0.8 * len(possible if exponent else reference.priorities)
     assert not exponent or drawn <= set(possible)
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [R2d2(sequence=16, burn_in=8, batch=8192), Awr(unroll=16, batch=8192)],
+    ids=["r2d2", "awr"],
+)
+def test_each_step_of_an_episode_is_learned_from(agent: Any) -> None:
+    """Also if all episodes are as long as four items, in which each step has the same place."""
+    experience = agent.experience
+    records = stream(64 * 5, 2)
+    place = np.broadcast_to(np.arange(64 * 5, dtype=np.int32)[:, None] % 64, (64 * 5, 2))
+    no = np.zeros(place.shape, bool)
+    steps = records.timestep._replace(
+        observation=place, terminated=no, truncated=place == 63, first=place == 0
+    )
+    records = records._replace(timestep=steps)
+    add, sample, _ = functions(experience, ones)
+    state = add(device.initial(experience, template(records), 2), records)
+    batch, _ = sample(state, jax.random.key(0))
+    learned = jax.tree.map(lambda x: np.asarray(x)[experience.burn_in :], batch.timesteps)
+    found = np.bincount(learned.observation[:-1][~learned.first[1:]], minlength=63)
+    assert len(found) == 63 and found.max() < 2 * found.min()
+
+
+def test_items_without_a_transition_have_a_weight_that_is_a_number() -> None:
+    experience = dataclasses.replace(LEAST, priority_exponent=0.6, importance_exponent=0.4)
+    records = stream(8, 2)
+    always = records.timestep._replace(first=np.ones((8, 2), bool))
+    add, sample, _ = functions(experience, ones)
+    state = device.initial(experience, template(records), 2)
+    batch, _ = sample(add(state, records._replace(timestep=always)), jax.random.key(0))
+    assert (batch.importance == 1).all()
 
 
 def filled(experience: Replay, num_envs: int, rows: int) -> device.ReplayState:

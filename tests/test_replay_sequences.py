@@ -35,17 +35,14 @@ def feed(recorder: Recorder, random: np.random.Generator, rows: int, restart: fl
     frame_stack=st.integers(1, 4),
     longest=st.sampled_from([2, 5, 12, 50]),
     rows=st.integers(1, 150),
-    cross=st.booleans(),
     compress=st.booleans(),
     restart=st.sampled_from([0.0, 0.02, 0.2]),
 )
 @settings(max_examples=60, deadline=None)
 def test_items_are_those_of_the_slow_account(
-    seed, sequence, period, burn_in, frame_stack, longest, rows, cross, compress, restart
+    seed, sequence, period, burn_in, frame_stack, longest, rows, compress, restart
 ):
-    keeps = experience(
-        sequence=sequence, period=period, burn_in=burn_in, cross_episodes=cross, capacity=2000
-    )
+    keeps = experience(sequence=sequence, period=period, burn_in=burn_in, capacity=2000)
     shape = layout(keeps, frame_stack=frame_stack, compress=compress)
     replay = HostReplay(shape)
     recorder = Recorder(replay, longest)
@@ -56,21 +53,7 @@ def test_items_are_those_of_the_slow_account(
     assert Counter((env, tuple(item)) for env, item in found) == Counter(
         (env, tuple(item)) for env, item in recorder.expected
     )
-    if not cross:
-        require_whole(replay, sample, longest)
-
-
-def test_an_items_core_is_that_of_its_first_row_also_across_episodes():
-    keeps = experience(sequence=6, period=4, burn_in=3, cross_episodes=True, capacity=500)
-    replay = HostReplay(layout(keeps, groups=1))
-    recorder = Recorder(replay, 9)
-    feed(recorder, np.random.default_rng(0), 80, 0.0)
-    sample, _ = read_all(replay)
-    where = sample.timesteps.observation["where"][0].astype(np.float32)
-    code = where @ np.array([65536, 256, 1], np.float32)
-    whole = ~(sample.timesteps.first[0] & (where == 0).all(1))
-    assert whole.sum() > 30
-    np.testing.assert_array_equal(sample.core[0][whole, 0], code[whole])
+    require_whole(replay, sample, longest)
 
 
 def test_rows_into_padding_are_no_transitions():

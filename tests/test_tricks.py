@@ -219,7 +219,8 @@ def test_wrong_options_are_named(kind, robots):
 def test_an_exported_policy_tells_how_actions_move_the_servos(robots):
     getup, stand = (deployment(task_of(kind, robots[kind])) for kind in ("getup", "handstand"))
     assert getup["action_moves"] == "joints" and "initial_target" not in getup
-    assert stand["action_moves"] == "target"
+    assert stand["action_moves"] == "target" and stand["last_target"] == "wanted"
+    assert "last_target" not in getup
     np.testing.assert_allclose(stand["initial_target"], [*HOME, *HOME], rtol=1e-6)
     assert stand["action_scale"] == [0.3] * 12 and stand["command_names"] == []
     names = ["base_ang_vel", "projected_gravity", "joint_pos", "joint_vel", "actions"]

@@ -122,11 +122,13 @@ class Replay:
     """Experience that is kept and drawn many times: an update uses `batch` items.
 
     An item has `burn_in + sequence` transitions of one environment. A new item begins every `period` steps
-    of an episode (in the fused runtime: of the environment's stream of steps). An item is cut short at the
-    end of its episode. Rows that are missing after the end, or in a burn-in before the start, have `first`
-    set and are not transitions (in the fused runtime, a burn-in may contain steps of an earlier episode).
-    With `cross_episodes`, items continue through auto-resets, and a new item begins every `period` steps
-    of the stream in every runtime.
+    of an episode. An item is cut short at the end of its episode. Rows that are missing after the end, or in
+    a burn-in before the start, have `first` set and are not transitions.
+
+    In the fused runtime a new item begins every `period` steps of an environment's stream, and a burn-in may
+    contain steps of an earlier episode. The steps of the next episode before the next item begins are then
+    in no item, unless `cross_episodes` lets items go on through auto-resets: set it where `period` is above
+    1, in an agent that expects rows with `first` anywhere in an item.
     """
 
     batch: int  # items of an update
@@ -138,7 +140,7 @@ class Replay:
     burn_in: int = 0  # transitions before `sequence`, which only warm up the recurrent state
     priority_exponent: float = 0.0  # of the probability of drawing; 0 draws uniformly
     importance_exponent: float = 0.0  # of the weights that correct for it; 1 corrects fully
-    cross_episodes: bool = False  # whether items go on through auto-resets
+    cross_episodes: bool = False  # whether items go on through auto-resets, in the fused runtime
 
     @property
     def steps(self) -> int:

@@ -260,7 +260,10 @@ class OffPolicyAgent(SinglePass, BaseAgent):
         self._require("more than 0", lambda x: x > 0, "ratio")
 
     def _replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
-        """Returns options of replay that draws all items with equal probabilities."""
+        """Returns options of replay that draws all items with equal probabilities.
+
+        Those of several steps go on through auto-resets.
+        """
         return Replay(
             batch=self.batch,
             sequence=sequence,
@@ -269,6 +272,7 @@ class OffPolicyAgent(SinglePass, BaseAgent):
             min_size=self.min_size,
             ratio=self.ratio,
             burn_in=burn_in,
+            cross_episodes=period > 1,
         )
 
     def _step(self, state: LearnerState, weights: Tree, grads: Tree) -> tuple[Any, Tree]:

@@ -75,7 +75,8 @@ class Ppo(ActorCriticAgent):
     learning_rate: float = 3e-4
     """Step size of Adam at the start."""
     schedule: Literal["constant", "linear", "adaptive"] = "linear"
-    """Step size over time: linear falls to 0 at the end; adaptive keeps the KL divergence near target_kl."""
+    """Step size over time: linear falls to 0 at the end; adaptive keeps the KL divergence near target_kl,
+    with step sizes from 1e-6 to 1e-2."""
     target_kl: float = 0.01
     """KL divergence from the acting policy, in nats, that the adaptive schedule aims at."""
     max_kl: float = 0.0
@@ -90,6 +91,10 @@ class Ppo(ActorCriticAgent):
         self._require("0 or more", lambda x: x >= 0, "value_clip", "max_kl")
         positive = ("clip", "reward_scale", "learning_rate", "target_kl", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
+        if self.schedule == "adaptive":
+            low, high = _ADAPTIVE_RATES
+            rule = f"{low:g} to {high:g}, between which schedule adaptive keeps it"
+            self._require(rule, lambda x: low <= x <= high, "learning_rate")
         self._require_use(
             self.schedule == "adaptive",
             "give schedule adaptive, or to skip minibatches that are further away, max_kl",

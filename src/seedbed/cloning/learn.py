@@ -203,7 +203,9 @@ def _seen(agent: Any, params: Tree, sequences: _Sequences) -> Tree:
     shown = agent._shown(sequences.sample)
     mean, variance = (without(each, PRIVILEGED) for each in (seen.mean, seen.variance))
     known = RunningStatistics(seen.weight, mean, variance)
-    found = statistics.absorb(known, statistics.deviations(known, shown))
+    # Sums about the mean: those about 0 would lose a small spread far from it.
+    centred = statistics.absorb(known, statistics.deviations(known, shown))
+    found = statistics.absorb(known, statistics.deviations(centred, shown))
     if isinstance(shown, dict):
         mean, variance = {**seen.mean, **found.mean}, {**seen.variance, **found.variance}
         found = RunningStatistics(found.weight, mean, variance)

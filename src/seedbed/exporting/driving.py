@@ -59,6 +59,7 @@ class Robot:
         )
         self.delay = int(told["action_delay"])
         self.moves_target = told.get("action_moves") == "target"
+        self.winds_up = told.get("last_target") == "wanted"
         self.gait: dict[str, Any] = json.loads(told.get("gait", "{}"))
         self.period = 1.0 / float(told["rate_hz"])
         names = told["joint_names"].split(",")
@@ -189,8 +190,9 @@ class Robot:
         self.actions.appendleft(action)
         centre = self.target if self.moves_target else self.rest
         wanted = centre + self.scale * self.actions[self.delay]
-        self.target = np.clip(wanted, *self.target_bounds.T)
-        self.data.ctrl[self.servos] = self.target
+        sent = np.clip(wanted, *self.target_bounds.T)
+        self.target = wanted if self.winds_up else sent
+        self.data.ctrl[self.servos] = sent
         for _ in range(round(seconds / self.model.opt.timestep)):
             mujoco.mj_step(self.model, self.data)
         self._stride()

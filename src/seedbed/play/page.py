@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seedbed import simd
+from seedbed import physics, simd
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.play.meshes import coarse
 from seedbed.play.plain import Plain
@@ -90,7 +90,7 @@ def describe(player: Player, tell: Callable[[str], None]) -> tuple[dict[str, Any
         "dt": env.dt,
         # A robot that is steered goes on.
         "limit": 0 if env.commands else env.episode_steps,
-        "mass": float(np.sum(np.asarray(env.physics_model().body_mass))),
+        "masses": tree_masses(env.physics_model()).tolist(),
         "commands": [each._asdict() for each in env.commands],
         "controls": [] if player.policy else _controls(env),
         "nbody": env.physics_model().nbody,
@@ -113,6 +113,12 @@ def describe(player: Player, tell: Callable[[str], None]) -> tuple[dict[str, Any
 def packed(arrays: Sequence[np.ndarray]) -> str:
     """Packs arrays one after another, each up to a whole word; `web/src/machine.js` unpacks them."""
     return _packed(b"".join(array.tobytes() + bytes(-array.nbytes % 4) for array in arrays))
+
+
+def tree_masses(model: physics.Model) -> np.ndarray:
+    """Returns the mass [nbody] in kg of all that moves with the root of each body."""
+    root = np.asarray(model.body_rootid)
+    return np.bincount(root, np.asarray(model.body_mass), len(root))[root]
 
 
 def _controls(env: MujocoTask) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ of `period`.
 
 Items therefore begin every `period` steps of the stream, and not of an episode as in the host's replay.
 Without `cross_episodes`, an item belongs to the episode of its first learned row, and the rows after the end
-of that episode are padding. The rows of the next episode before the next item begins are then in no item,
-so they are never learned from; if `period` is above 1, `cross_episodes` avoids this waste. The rows that warm
-up the memory (`burn_in`) may be of an earlier episode, since `first` resets the memory. An item whose first
+of that episode are padding. The rows of the next episode before the next item begins are then in no item:
+if `period` is above 1, openings of episodes are learned from less often than other steps, or, where all
+episodes are as long as a whole number of periods, never. `cross_episodes` avoids that. The rows that warm up
+the memory (`burn_in`) may be of an earlier episode, since `first` resets the memory. An item whose first
 learned row is the end of an episode has no transition: prioritised replay never draws it, and otherwise it
 adds nothing to an update.
 
@@ -146,7 +147,8 @@ def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, 
     """
     if state.sums:
         items, drawn = _draw(state.sums, key, experience.batch)
-        importance = importance_weights(experience, drawn)
+        # Items of value 0 are drawn if there are no others; they have no transition to weigh.
+        importance = importance_weights(experience, jnp.where(drawn == 0, 1.0, drawn))
     else:
         ring = _shape(experience, state)
         most = jnp.maximum(size(experience, state), 1)

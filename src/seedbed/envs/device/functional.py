@@ -97,7 +97,7 @@ class Functional:
         after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, now)
         reward, count = jnp.asarray(reward, jnp.float32), count + 1
         terminated = jnp.asarray(done, bool)
-        if self.episode_steps:
+        if made.has_limit and self.episode_steps:
             # The runtime truncates here; some packages tell the two ends apart, and some do not.
             terminated &= count < self.episode_steps
         return EnvState.after((after, key, count), _seen(observation), reward, terminated)
@@ -117,6 +117,7 @@ class _Made(NamedTuple):
     env: Any
     params: Any
     limit: int
+    has_limit: bool  # whether its parameters have one, by which it may end episodes itself
 
     def reset(self, key: Array) -> Any:
         return getattr(self.env, "reset_env", self.env.reset)(key, self.params)
@@ -156,7 +157,7 @@ def _make(config: Functional) -> _Made:
     if limit is not None and config.limit >= 0:
         changed[limit] = config.limit or _NEVER
     own = dataclasses.replace(own, **changed) if changed else own  # type: ignore[type-var]
-    return _Made(env, own, 0 if limit is None else int(getattr(own, limit)))
+    return _Made(env, own, 0 if limit is None else int(getattr(own, limit)), limit is not None)
 
 
 def _seen(observation: Tree) -> Tree:

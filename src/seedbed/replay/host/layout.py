@@ -160,9 +160,8 @@ class Layout:
     @property
     def _needed_rows(self) -> int:
         # An episode of L transitions has L + 1 rows and at least L / period items.
-        per_item = self.experience.period + (not self.experience.cross_episodes)
         half = self.num_envs * CHUNK * (self.item_chunks + 4)
-        return self.experience.capacity * per_item + half
+        return self.experience.capacity * (self.experience.period + 1) + half
 
     @functools.cached_property
     def core_rows(self) -> int:
@@ -190,11 +189,12 @@ class Layout:
 
         The values are of types that JSON preserves.
         """
-        kept = ("capacity", "sequence", "period", "burn_in", "cross_episodes", "priority_exponent")
+        kept = ("capacity", "sequence", "period", "burn_in", "priority_exponent")
         words = {leaf.name: f"{leaf.dtype} {leaf.shape}" for leaf in self.leaves + self.core_leaves}
         return {
             **words,
             **{name.replace("_", " "): getattr(self.experience, name) for name in kept},
+            "cross episodes": False,  # as saves have it, though items no longer can
             "frame stack": self.frame_stack,
             "compressed leaves": [leaf.name for leaf in self.leaves if leaf.compressed],
             "groups": f"{self.num_groups} of {self.group_size} environments",

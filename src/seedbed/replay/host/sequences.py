@@ -20,8 +20,7 @@ class CompletedItems(NamedTuple):
     begin: np.ndarray  # first row of the item that is kept, counted from the stream's start
     length: np.ndarray  # rows kept
     front: np.ndarray  # rows of padding before these
-    # Number of the item in its episode (or stream, with `cross_episodes`), from 0.
-    number: np.ndarray
+    number: np.ndarray  # of the item in its episode, from 0
 
 
 _NOTHING = CompletedItems(**{name: np.zeros(0, np.int64) for name in CompletedItems._fields})
@@ -30,9 +29,9 @@ _NOTHING = CompletedItems(**{name: np.zeros(0, np.int64) for name in CompletedIt
 class Sequencer:
     """A search for the items of one group's stream, which takes a few rows at a time.
 
-    The step of a row counts rows from an opening row (`first`), which has step 0: from that of its episode,
-    or with `cross_episodes` from the first one of the stream. Rows before the first opening row of a stream
-    belong to no item. One thread at a time may call the methods: the holder of the writer's `sealing`.
+    The step of a row counts rows from the opening row (`first`) of its episode, which has step 0. Rows before
+    the first opening row of a stream belong to no item. One thread at a time may call the methods: the holder
+    of the writer's `sealing`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -52,8 +51,6 @@ class Sequencer:
         Call from the thread that holds `sealing`.
         """
         rows = np.arange(first.shape[1])
-        if self._experience.cross_episodes:
-            first = first & (np.cumsum(first, axis=1) == 1) & (self._last < 0)[:, None]
         onward = self._last[:, None] + 1 + rows
         if not first.any():
             return onward
@@ -71,7 +68,7 @@ class Sequencer:
         self._last = steps[:, -1].copy()
         self.rows += steps.shape[1]
         whole = (starts >= 0) & (starts % period == 0)
-        cut_short = not self._experience.cross_episodes and bool(ended.any())
+        cut_short = bool(ended.any())
         if not cut_short and not whole.any():
             return _NOTHING
         env, row = np.nonzero(whole)

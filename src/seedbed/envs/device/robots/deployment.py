@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from seedbed.envs.device.robots.edits import limits, torque_ranges
 from seedbed.envs.device.robots.sensed import SensedRobot
 
 TERMS = "observation_terms"
@@ -20,7 +21,8 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
     - position) - `joint_damping` times velocity; its target is `default_joint_pos` + `action_scale` times the
     action, `action_delay` steps late, held within `target_ranges`, and its torque within `torque_ranges`
     (null: no bounds). If `action_moves` is `target` and not `posture`, actions are added to the target of the
-    step before, which is `initial_target` at first; if it is `joints`, to the positions. `servo_damping` is
+    step before, which is `initial_target` at first, and `last_target` says whether to what was `wanted` then,
+    or to what was `held` within the ranges; if it is `joints`, to the positions. `servo_damping` is
     the part of the damping that counts towards the largest force of a servo; the joint has the rest. `gait`
     has the fields of `Rhythm`. What has no sensor is measured in the frame of `base_body`. Episodes open
     about `opening_qpos`.
@@ -31,7 +33,10 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
     dofs = model.jnt_dofadr[joints]
     damping = within + model.dof_damping[dofs]
     moved = task.action_moves == "target"
-    first = {"initial_target": [float(x) for x in task.first_targets]} if moved else {}
+    first = {
+        "initial_target": [float(x) for x in task.first_targets],
+        "last_target": "held" if task.bounded_targets else "wanted",
+    }
     rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
     return {
         "joint_names": [model.joint(int(joint)).name for joint in joints],
@@ -40,11 +45,8 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
         "servo_damping": within.tolist(),
         "joint_frictionloss": model.dof_frictionloss[dofs].tolist(),
         "joint_armature": model.dof_armature[dofs].tolist(),
-        "target_ranges": _bounds((model.actuator_ctrllimited, model.actuator_ctrlrange)),
-        "torque_ranges": _bounds(
-            (model.actuator_forcelimited, model.actuator_forcerange),
-            (model.jnt_actfrclimited[joints], model.jnt_actfrcrange[joints]),
-        ),
+        "target_ranges": _bounds(limits(model.actuator_ctrllimited, model.actuator_ctrlrange)),
+        "torque_ranges": _bounds(torque_ranges(model)),
         "default_joint_pos": [float(x) for x in task.rest],
         "keyframe": task.home,
         "opening_qpos": [float(x) for x in task.opening],
@@ -57,17 +59,16 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
         "command_ranges": [[command.low, command.high] for command in task.commands],
         "observation_names": [sight.name for sight in task.sights],
         "observation_history_lengths": [sight.history for sight in task.sights],
+        "observation_history_order": "newest_first",
         TERMS: [{**sight._asdict(), "scale": 1.0} for sight in task.sights],
-        **first,
+        **(first if moved else {}),
         **rhythm,
     }
 
 
-def _bounds(*limits: tuple[np.ndarray, np.ndarray]) -> list[list[float] | None]:
-    """Returns the narrowest of some ranges [n, 2] that are limited [n], with None where none is."""
-    found = np.array([np.where(on[:, None] != 0, x, [-np.inf, np.inf]) for on, x in limits])
-    both = np.stack([found[:, :, 0].max(axis=0), found[:, :, 1].min(axis=0)], axis=1)
-    return [each.tolist() if np.isfinite(each).all() else None for each in both]
+def _bounds(ranges: np.ndarray) -> list[list[float] | None]:
+    """Returns ranges [n, 2], with None for those that are infinite."""
+    return [each.tolist() if np.isfinite(each).all() else None for each in ranges]
 
 
 def metadata(described: dict[str, Any]) -> dict[str, str]:

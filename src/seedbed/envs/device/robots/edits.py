@@ -24,7 +24,7 @@ class Edits(NamedTuple):
     """The changes that a task makes to the model in its file."""
 
     kp: float  # N m/rad, of the servos; 0 is the file's
-    kd: float  # N m s/rad, of the joints; 0 is the file's
+    kd: float  # N m s/rad, of the joints that servos drive; 0 is the file's
     critical: bool = False  # servos damp critically, by the inertia of each joint in qpos0
     apart: tuple[str, ...] = ()  # bodies that never reach each other, whose contacts are left out
     tiles: Tiles | None = None  # of what the floor is made
@@ -59,8 +59,7 @@ def compiled_with(path: Path, edits: Edits) -> Any:
     if motor_hz:
         _swing_at(model, motor_hz, path)
     if kd:
-        free = model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
-        model.dof_damping[~free[model.dof_jntid]] = kd
+        model.dof_damping[model.jnt_dofadr[model.actuator_trnid[:, 0]]] = kd
     if kp:
         model.actuator_gainprm[:, 0] = kp
         model.actuator_biasprm[:, 1] = -kp
@@ -92,6 +91,22 @@ def _swing_at(model: Any, motor_hz: float, path: Any) -> None:
     model.dof_damping[dofs] = 4 * inertia * turns
     # A strong torque takes a target beyond where the joint can go.
     model.actuator_ctrllimited[:] = 0
+
+
+def torque_ranges(model: Any) -> np.ndarray:
+    """Returns the bounds [nu, 2] of the torques on the joints of servos in N m, infinite without a limit.
+
+    They are the narrower of the servo's (`forcerange`) and the joint's (`actuatorfrcrange`).
+    """
+    joints = model.actuator_trnid[:, 0]
+    servos = limits(model.actuator_forcelimited, model.actuator_forcerange)
+    own = limits(model.jnt_actfrclimited[joints], model.jnt_actfrcrange[joints])
+    return np.stack([np.maximum(servos, own)[:, 0], np.minimum(servos, own)[:, 1]], axis=1)
+
+
+def limits(limited: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+    """Returns the bounds of `ranges` [n, 2], which are infinite where there is no limit."""
+    return np.where(limited[:, None] != 0, ranges, [-np.inf, np.inf])
 
 
 @functools.cache

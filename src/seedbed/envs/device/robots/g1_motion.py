@@ -13,11 +13,12 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import TaskState, Verdict, key_of_kept, squares
+from seedbed.envs.device.robots.edits import torque_ranges
 from seedbed.envs.device.robots.motion import Motion, exercises, read_motion, resampled
 from seedbed.envs.device.robots.ride import Scales
 from seedbed.envs.device.robots.sensed import SensedRobot, Sight
 from seedbed.physics.math import quat_mul, quat_to_mat
-from seedbed.types import Array
+from seedbed.types import Array, SeedbedError
 
 # m, m and rad that the trunk may be off before an episode ends
 _LOW, _ASIDE, _LEANS = 0.25, 0.5, 0.8
@@ -119,7 +120,13 @@ class G1Motion(SensedRobot):
     def _reach(self) -> np.ndarray:
         """Returns how far an action of 1 moves each target [nu], in rad."""
         model = self.compiled()
-        strongest = model.jnt_actfrcrange[model.actuator_trnid[:, 0], 1]
+        strongest = torque_ranges(model)[:, 1]
+        for servo in np.flatnonzero(~np.isfinite(strongest)):
+            raise SeedbedError(
+                f"{self.xml_file}: the torque of servo {model.actuator(int(servo)).name or servo} has no "
+                "bound, of which an action is a share: give it a forcerange, or its joint an "
+                "actuatorfrcrange"
+            )
         return np.asarray(self.action_scale * strongest / model.actuator_gainprm[:, 0], np.float32)
 
     def control(self, kept: Following, action: Array) -> Array:

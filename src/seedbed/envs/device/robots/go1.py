@@ -11,9 +11,9 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mujoco import squares
 from seedbed.envs.device.robots.commands import PiecemealCommands
+from seedbed.envs.device.robots.edits import limits
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import SensedRobot, Sight
-from seedbed.envs.device.robots.servoed import limits
 from seedbed.types import Array
 
 
@@ -123,7 +123,7 @@ class Go1Joystick(Go1, PiecemealCommands):
         terms, joints = self.usual_terms(ride, now, fallen), now.qpos[7:]
         bent = jnp.square(joints - self.posture) * np.tile([1.0, 1.0, 0.1], 4).astype(np.float32)
         model = self.physics_model()
-        low, high = 0.95 * limits(model.jnt_limited[1:], model.jnt_range[1:]).T
+        low, high = 0.95 * np.float32(limits(model.jnt_limited[1:], model.jnt_range[1:])).T
         beyond = jnp.maximum(low - joints, 0) + jnp.maximum(joints - high, 0)
         told = self.told(ride)
         return terms | {

@@ -13,10 +13,10 @@ import numpy as np
 from seedbed import physics
 from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import squares
+from seedbed.envs.device.robots.edits import limits
 from seedbed.envs.device.robots.joystick import JoystickTask
 from seedbed.envs.device.robots.ride import QuadrupedScales, Ride
 from seedbed.envs.device.robots.sensed import Sight
-from seedbed.envs.device.robots.servoed import limits
 from seedbed.envs.device.robots.standing import Standing, standing, timestep_of
 from seedbed.envs.device.robots.touch import touches, with_touch
 from seedbed.physics.math import quat_to_mat
@@ -225,7 +225,9 @@ class Legged(JoystickTask):
         limited = model.jnt_actfrclimited[driven]
         if not limited.any():
             return now.actuator_force
-        return jnp.clip(now.actuator_force, *limits(limited, model.jnt_actfrcrange[driven]).T)
+        return jnp.clip(
+            now.actuator_force, *np.float32(limits(limited, model.jnt_actfrcrange[driven])).T
+        )
 
     def heights(self, now: physics.Data) -> jax.Array:
         """Returns how high the feet are above where they stand [n], in m."""

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import physics
-from seedbed.envs.device.robots.servoed import ServoedTask, limits
+from seedbed.envs.device.robots.edits import limits
+from seedbed.envs.device.robots.servoed import ServoedTask
 from seedbed.physics import tendons
 from seedbed.physics.math import quat_mul, quat_to_mat
 from seedbed.types import Array, SeedbedError
@@ -48,6 +49,16 @@ class Rhythm(NamedTuple):
     start: tuple[float, ...]  # rad, the phase of each foot when an episode opens
     rest: float | None = None  # rad, the phase of all feet while the command is 0; None: they go on
     height: float | None = None  # m, to which feet swing, if the policy sees that
+
+
+def require_ungeared(gears: np.ndarray, names: Sequence[str], file: object) -> None:
+    """Raises SeedbedError, which names the servo and its file, unless all `gears` [nu] are 1."""
+    for i in np.flatnonzero(gears != 1):
+        raise SeedbedError(
+            f"{file}: the servo {names[int(i)] or i} has the gear {gears[i]:g}, by which its targets are no "
+            "positions of its joint: give it the gear 1, kp and kv times the gear squared, and where the "
+            "gear is negative turn the joint's axis around"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +107,7 @@ class SensedRobot(ServoedTask, abc.ABC):
         return np.asarray(found[0].qpos, np.float32)
 
     def _require_order(self) -> None:
-        """Raises SeedbedError unless servos drive the joints in order: what is seen is in their order."""
+        """Raises SeedbedError unless servos drive the joints in order, which is that of what is seen."""
         model = self.physics_model()
         driven = [int(model.dof_jntid[row.argmax()]) for row in model.actuator_moment]
         for joint, (servo, other) in enumerate(
@@ -112,6 +123,8 @@ class SensedRobot(ServoedTask, abc.ABC):
                     "joint but the trunk's one actuator, in the order of the joints, or train the robot "
                     "from its file (seedbed train FILE.xml)"
                 )
+        gears = model.actuator_gear[:, 0] * model.actuator_moment.sum(axis=1)
+        require_ungeared(np.asarray(gears), model.names.actuator, self.xml_file)
 
     @property
     def posture(self) -> np.ndarray:
@@ -163,7 +176,7 @@ class SensedRobot(ServoedTask, abc.ABC):
         model = self.physics_model()
         ranges = model.jnt_range[1:]
         spared = (1 - self.soft_range) / 2 * np.diff(ranges, axis=1) * [1, -1]
-        low, high = limits(model.jnt_limited[1:], ranges + spared).T
+        low, high = np.float32(limits(model.jnt_limited[1:], ranges + spared)).T
         return jnp.maximum(jnp.maximum(low - joints, joints - high), 0.0).sum()
 
     @property

@@ -19,17 +19,11 @@ from seedbed import physics
 from seedbed.envs.device.given_model import require_like
 from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.mujoco import MujocoTask, Verdict
-from seedbed.envs.device.robots.edits import Edits, compiled_with, model_with
+from seedbed.envs.device.robots.edits import Edits, compiled_with, limits, model_with
 from seedbed.envs.device.robots.ride import Scales
 from seedbed.envs.device.robots.tiles import Tiles
 from seedbed.spaces import PRIVILEGED
 from seedbed.types import Array, Tree
-
-
-def limits(limited: np.ndarray, ranges: np.ndarray) -> np.ndarray:
-    """Returns the bounds of `ranges` [n, 2] as float32, which are infinite where there is no limit."""
-    bounds = np.where(limited[:, None] != 0, ranges, [-np.inf, np.inf])
-    return bounds.astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +33,7 @@ class ServoedTask(MujocoTask, abc.ABC):
     kp: float = 0.0
     """Stiffness of the joints' servos in N m/rad; 0 is the file's."""
     kd: float = 0.0
-    """Damping of the joints in N m s/rad; 0 is the file's."""
+    """Damping of the joints that servos drive, in N m s/rad; 0 is the file's."""
     action_scale: float
     """How far an action of 1 moves a servo's target, in rad."""
     noise_level: float = 1.0
@@ -121,7 +115,8 @@ class ServoedTask(MujocoTask, abc.ABC):
     def target_bounds(self) -> np.ndarray:
         """Returns the bounds [nu, 2] of the servos' targets, in rad."""
         model = self.physics_model()
-        return limits(model.actuator_ctrllimited, model.actuator_ctrlrange)
+        bounds = limits(model.actuator_ctrllimited, model.actuator_ctrlrange)
+        return bounds.astype(np.float32)
 
     def observe(self, now: physics.Data) -> Array:
         """Returns what the robot measures, without noise."""

@@ -12,6 +12,7 @@ import numpy as np
 from seedbed.envs.device.mjcf_files import Version
 from seedbed.envs.device.robots.edits import Edits, compiled_with
 from seedbed.envs.device.robots.mirror import Asymmetric, sides_of
+from seedbed.envs.device.robots.sensed import require_ungeared
 from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -251,10 +252,14 @@ def _servos(model: Any, path: Path) -> np.ndarray:
             "joints, without an activation (timeconst, <intvelocity>): give each joint a <position>, or "
             "write a task (docs/train-your-robot.md)"
         )
-    for i in np.flatnonzero(model.actuator_gear[:, 0] != 1):
-        raise SeedbedError(
-            f"{path}: the servo {model.actuator(i).name or i} has the gear {model.actuator_gear[i, 0]:g}, by "
-            "which its targets are no positions of its joint: give it the gear 1, kp and kv times the gear "
-            "squared, and where the gear is negative turn the joint's axis around"
-        )
-    return np.asarray(model.actuator_trnid[:, 0])
+    names = [model.actuator(i).name for i in range(model.nu)]
+    require_ungeared(model.actuator_gear[:, 0], names, path)
+    driven = np.asarray(model.actuator_trnid[:, 0])
+    for joint in driven:
+        name = model.joint(int(joint)).name
+        if not name or "," in name:
+            raise SeedbedError(
+                f"{path}: the name of joint {joint} is {name!r}, by which a program that drives the robot "
+                "cannot find it in a list separated by commas: give the joint a name without one"
+            )
+    return driven

@@ -216,7 +216,7 @@ function addSliders() {
   for (const { robot, index, name, low, high, start } of all) {
     const label = document.createElement("label");
     const slider = Object.assign(document.createElement("input"), {
-      type: "range", min: low, max: high, step: (high - low) / 200, value: start,
+      type: "range", min: low, max: high, step: "any", value: start,
     });
     const [text, output] = [document.createElement("span"), document.createElement("output")];
     text.textContent = name;

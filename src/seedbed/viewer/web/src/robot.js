@@ -7,7 +7,7 @@ import { History, SHOWS } from "./rolling.js";
 import { Stage } from "./scene.js";
 
 const RESTS = 1; // s that a robot lies before its next episode
-const STIFFNESS = 60; // N/m of a pull, for each kg of the robot
+const STIFFNESS = 60; // N/m of a pull, for each kg of what is held
 const PUSHED = 0.1; // s
 const PUSH_SPEED = 1.2; // m/s that a push gives
 const SEEN_FORCE = 0.02; // of the weight: smaller forces are not drawn
@@ -58,7 +58,7 @@ export class Robot {
   // Opens an episode.
   open() {
     this.machine.reset(this.episode++);
-    if (this.steps) this.last = this.total; // return of the episode before
+    if (this.lies) this.last = this.total; // return of the episode before, if it came to an end
     this.steps = 0;
     this.total = 0;
     this.lies = this.left = 0;
@@ -79,9 +79,11 @@ export class Robot {
       return;
     }
     const { commands } = this.described;
-    const command = deflections && commands.length && commands.map(({ name, low, high }) => {
-      const part = deflections[name] ?? 0;
-      return part < 0 ? -part * low : part * high;
+    const kept = this.command; // of what a joystick does not steer
+    const command = deflections && commands.length && commands.map(({ name, low, high }, index) => {
+      const part = deflections[name];
+      const told = part === undefined ? kept[index] : part < 0 ? -part * low : part * high;
+      return Math.max(low, Math.min(high, told));
     });
     this.gatherPull();
     this.commanded = command || null;
@@ -102,20 +104,30 @@ export class Robot {
     return this.commanded ?? Array.from(this.now.subarray(command, command + this.described.commands.length));
   }
 
+  // The body that is followed, or the first.
+  get root() {
+    return this.described.scene.bodies[Math.max(this.described.followed, 0)];
+  }
+
+  // Of that body and all that hangs on it, in kg.
+  get mass() {
+    return this.described.masses[this.root];
+  }
+
   gatherPull() {
     this.pull.fill(0);
     const { body } = this.grab ?? {};
     if (this.grab) {
       const at = this.vector("centre", body, this.now);
       const held = this.held(this.now);
-      const force = this.grab.cursor.clone().sub(held).multiplyScalar(STIFFNESS * this.described.mass);
-      force.clampLength(0, 30 * this.described.mass);
+      const mass = this.described.masses[body];
+      const force = this.grab.cursor.clone().sub(held).multiplyScalar(STIFFNESS * mass);
+      force.clampLength(0, 30 * mass);
       const torque = held.sub(at).cross(force);
       this.pull.set([force.x, force.y, force.z, torque.x, torque.y, torque.z], 6 * body);
     }
     if (this.push) {
-      const root = this.described.scene.bodies[Math.max(this.described.followed, 0)];
-      [this.push.force.x, this.push.force.y].forEach((value, k) => (this.pull[6 * root + k] += value));
+      [this.push.force.x, this.push.force.y].forEach((value, k) => (this.pull[6 * this.root + k] += value));
       this.push.left -= this.dt;
       if (this.push.left <= 0) this.push = null;
     }
@@ -123,7 +135,7 @@ export class Robot {
 
   // Pushes the robot in a direction of the ground, in rad.
   shove(angle) {
-    const size = (this.described.mass * PUSH_SPEED) / PUSHED;
+    const size = (this.mass * PUSH_SPEED) / PUSHED;
     this.push = { force: new Vector3(Math.cos(angle), Math.sin(angle), 0).multiplyScalar(size), left: PUSHED };
   }
 
@@ -188,7 +200,7 @@ export class Robot {
 
   showArrows(shown) {
     const none = new Vector3();
-    const { mass, scene, commands, followed } = this.described;
+    const { scene, commands, followed } = this.described;
     const above = this.target(new Vector3());
     above.z += 0.9 * scene.radius;
     const walks = shown && commands.some(({ name }) => name === "forward") && followed >= 0;
@@ -196,7 +208,7 @@ export class Robot {
     this.told.point(above, walks ? this.ahead(told("forward"), told("left")) : none);
     above.z += 0.08 * scene.radius;
     this.speed.point(above, walks ? this.velocity.clone().setZ(0).multiplyScalar(ARROW * scene.radius) : none);
-    const weight = mass * 9.81;
+    const weight = this.mass * 9.81;
     this.forces.forEach((arrow, body) => {
       const force = this.vector("force", body, this.now);
       const seen = shown && body > 0 && force.length() > SEEN_FORCE * weight;
@@ -221,7 +233,7 @@ export class Robot {
   // Returns where the line of a body's contact force meets the ground, or, level with it, the point given.
   ground(body, force) {
     const point = this.vector("point", body, this.now);
-    const level = this.stage.grounds[0]?.home.z;
+    const { level } = this.stage;
     if (level === undefined || Math.abs(force.z) < 0.2 * force.length()) return point;
     return point.addScaledVector(force, (level - point.z) / force.z);
   }

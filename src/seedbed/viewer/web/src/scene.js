@@ -10,6 +10,7 @@ import { OrbitControls } from "three/addons/controls/OrbitControls.js";
 
 const FIELD_OF_VIEW = 40; // degrees, vertical
 const GROUND_FROM = 5; // metres: a larger plane is the ground and has no edge
+const LEVEL = 0.999; // cosine of a slope below which a plane is level
 const TILES = 400; // of the ground, across
 const TEXELS = 128; // of a tile, across
 
@@ -89,7 +90,11 @@ export class Stage {
     mesh.quaternion.set(x, y, z, w);
     const body = this.described.bodies.indexOf(geom.body);
     (body < 0 ? this.scene : this.bodies[body]).add(mesh);
-    if (ground) this.grounds.push({ mesh, home: mesh.position.clone() });
+    if (!ground) return;
+    this.grounds.push({ mesh, home: mesh.position.clone() });
+    mesh.updateWorldMatrix(true, false);
+    const { elements } = mesh.matrixWorld;
+    if (elements[10] > LEVEL) this.level ??= elements[14];
   }
 
   makeMesh({ shape, size, rgba }, surface) {
@@ -187,11 +192,11 @@ export class Stage {
     this.sun.target.position.copy(target);
     this.sun.position.copy(target).add(new Vector3(-0.9, -1.5, 2.6).multiplyScalar(this.radius * 2));
     for (const { mesh, home } of this.grounds) {
+      // By whole tiles of the plane itself, which may be a slope or a wall.
       const period = 2 * this.tile;
-      const offset = this.controls.target.clone().sub(home).divideScalar(period).round();
-      mesh.position.copy(home);
-      mesh.position.x += offset.x * period;
-      mesh.position.y += offset.y * period;
+      const place = mesh.parent.worldToLocal(this.controls.target.clone()).sub(home);
+      place.applyQuaternion(mesh.quaternion.clone().invert()).divideScalar(period).round().setZ(0);
+      mesh.position.copy(home).add(place.multiplyScalar(period).applyQuaternion(mesh.quaternion));
     }
   }
 
