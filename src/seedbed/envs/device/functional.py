@@ -79,7 +79,9 @@ class Functional:
         shapes = jax.tree.map(
             lambda x: ArraySpec(tuple(x.shape), str(x.dtype)), jax.eval_shape(_seen, observation)
         )
-        return EnvSpec(shapes, _actions(self.factory, made.env.action_space(made.params)))
+        with jax.ensure_compile_time_eval():  # a space may make arrays, of which the numbers are needed
+            action = _actions(self.factory, made.env.action_space(made.params))
+        return EnvSpec(shapes, action)
 
     def reset(self, key: Array) -> EnvState:
         """Opens an episode; consumes the key."""
