@@ -58,7 +58,7 @@ export class Robot {
   // Opens an episode.
   open() {
     this.machine.reset(this.episode++);
-    if (this.lies) this.last = this.total; // return of the episode before, if it came to an end
+    if (this.steps) this.last = this.total; // return of the episode before
     this.steps = 0;
     this.total = 0;
     this.lies = this.left = 0;
