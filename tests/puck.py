@@ -20,8 +20,8 @@ FILE = Path(__file__).with_name("puck.xml")
 class Told(NamedTuple):
     """What the puck tells itself, and what it was told."""
 
-    own: Array  # [3]
-    now: Array  # [3]
+    own: Array  # [4]
+    now: Array  # [4]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class Puck(MujocoTask):
 
     def begin(self, key: Array) -> Told:
         """Draws what it tells itself; consumes the key."""
-        drawn = jax.random.uniform(key, (3,), jnp.float32, -1.0, 1.0)
+        drawn = jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0)
+        drawn = drawn.at[3].set(0.55 + 0.35 * drawn[3])
         return Told(drawn, drawn)
 
     def keep(self, now: physics.Data, kept: Told, action: Array | None = None) -> Told:
@@ -63,9 +64,10 @@ class Puck(MujocoTask):
 
     @property
     def commands(self) -> tuple[Command, ...]:
-        """Returns its three speeds."""
+        """Returns its three speeds, and what no joystick steers and is never 0."""
         units = {"forward": "m/s", "left": "m/s", "turn left": "rad/s"}
-        return tuple(Command(name, unit, -2.0, 1.0) for name, unit in units.items())
+        speeds = tuple(Command(name, unit, -2.0, 1.0) for name, unit in units.items())
+        return (*speeds, Command("height", "m", 0.2, 0.9))
 
     def command_of(self, state: EnvState) -> Array:
         """Returns what it was told."""

@@ -99,7 +99,7 @@ def test_steps_are_bit_for_bit_those_of_the_kernels(trained):
     pull = np.zeros((2, 6), np.float32)
     for step in range(60):
         if step % 10 == 9:
-            command = rng.uniform(-1, 1, 3).astype(np.float32)
+            command = rng.uniform(-1, 1, 4).astype(np.float32)
             told = kernels(env.commanded, state, command)
             assert_same_bits(ours("command", state, command), jax.tree.leaves(told))
             state, pull[1] = told, rng.normal(size=6) * [9, 9, 0, 0, 0, 1]
@@ -175,7 +175,7 @@ def test_a_page_has_all_that_were_named(run, tmp_path, capsys):
     )
     players = json.loads(data[1])["players"]
     assert [each["title"] for each in players] == ["puck", "puck"]
-    assert [len(each["commands"]) for each in players] == [3, 0]
+    assert [len(each["commands"]) for each in players] == [4, 0]
     controls = [(each["name"], each["low"], each["high"]) for each in players[1]["controls"]]
     assert controls == [("along", -1, 1), ("across", -1, 1), ("around", -1, 1)]
 
@@ -205,6 +205,8 @@ def test_a_browser_plays(trained, tmp_path):
         assert browser.evaluate("document.getElementById('auto').ariaPressed") == "true"
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="w")
         wait_until(lambda: "forward 1.00 m/s" in browser.text("told"), "a key steers")
+        height = float(re.search(r"height ([\d.]+) m", browser.text("told"))[1])
+        assert 0.2 <= height <= 0.9, "what it does not steer stays"
         browser.call("Input.dispatchKeyEvent", type="keyUp", key="w")
         wait_until(lambda: "forward 0.00 m/s" in browser.text("told"), "it is released")
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="w")
