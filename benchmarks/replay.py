@@ -217,21 +217,21 @@ def draw_many(draws: int) -> tuple[np.ndarray, np.ndarray]:
         min_size=1,
         ratio=1.0,
         priority_exponent=exponent,
-        cross_episodes=True,
     )
     spec, rng = EnvSpec(ArraySpec((1,), "float32"), Discrete(2)), np.random.default_rng(1)
     kept = replay.HostReplay(Layout(experience, spec, (), (), 1, common.BATCH), seed=2)
     size = 3 * capacity + draws // 100
     seen, expected, priority = np.zeros(size), np.zeros(size), np.zeros(size)
     inserted, largest, drawn = 0, 1.0, None
+    opening = np.ones(common.BATCH, bool)  # of the one episode that all rows are of
     flags = np.zeros(common.BATCH, bool)
     reward = np.zeros(common.BATCH, np.float32)
     action = np.zeros(common.BATCH, np.int32)
     for turn in range(draws // common.BATCH):
         while inserted < capacity + turn * common.BATCH // 100:
-            opening = ~flags if not inserted else flags
             timestep = Timestep(reward[:, None], reward, flags, flags, opening)
             kept.append(0, timestep, action, (), ())
+            opening = flags
             kept.seal_pending()
             priority[inserted : kept.inserted] = largest  # of a new item: the largest so far
             inserted = kept.inserted

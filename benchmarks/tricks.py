@@ -86,7 +86,6 @@ def followed(run: str, preset: str) -> Found:
     model, motion, steps = task.compiled(), task.followed, TASKS[preset][1]
     model.opt.iterations, model.opt.ls_iterations = 100, 50
     policy, rng = seedbed.load(run, newest=True), np.random.default_rng(SEED)
-    reach = task.action_scale * model.jnt_actfrcrange[1:, 1] / model.actuator_gainprm[:, 0]
     robots = [mujoco.MjData(model) for _ in range(ROBOTS)]
     for data in robots:
         data.qpos[:], data.qvel[:] = motion.qpos[0], motion.qvel[0]
@@ -104,7 +103,7 @@ def followed(run: str, preset: str) -> Found:
         after = np.float64(motion.qpos[(frame + 1) % len(motion.qpos)])
         off = np.full(ROBOTS, np.nan)
         for i in np.flatnonzero(whole):
-            robots[i].ctrl[:] = after[7:] + reach * action[i]
+            robots[i].ctrl[:] = after[7:] + task.reach * action[i]
             mujoco.mj_step(model, robots[i], task.frame_skip)
             mujoco.mj_forward(model, robots[i])
             aside = robots[i].qpos[:3] - after[:3]

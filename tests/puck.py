@@ -40,7 +40,7 @@ class Puck(MujocoTask):
     def begin(self, key: Array) -> Told:
         """Draws what it tells itself; consumes the key."""
         drawn = jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0)
-        drawn = drawn.at[3].set(0.55 + 0.35 * drawn[3])
+        drawn = drawn.at[3].set(0.6 + 0.3 * drawn[3])
         return Told(drawn, drawn)
 
     def keep(self, now: physics.Data, kept: Told, action: Array | None = None) -> Told:

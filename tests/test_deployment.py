@@ -240,7 +240,7 @@ def test_joints_are_named_as_a_list_can_hold(tmp_path):
     with pytest.raises(
         SeedbedError, match=r"robot.xml: the name of joint \d+ is 'RL,calf', by which"
     ):
-        Legged(xml_file=str(path)).spec  # noqa: B018
+        deployment(Legged(xml_file=str(path)))
 
 
 def test_damping_is_set_where_a_program_can_set_it(tmp_path):

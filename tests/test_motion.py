@@ -190,11 +190,11 @@ def test_torques_are_bounded_by_servos_or_joints(folder, task, tmp_path):
         path.write_text(xml)
         other = G1Motion(xml_file=str(path), motion=task.motion)
         gains = other.compiled().actuator_gainprm[:, 0]
-        np.testing.assert_allclose(other._reach, 0.5 * bound / gains, rtol=1e-6)
+        np.testing.assert_allclose(other.reach, 0.5 * bound / gains, rtol=1e-6)
     path = tmp_path / "free.xml"
     path.write_text(joints.replace(' actuatorfrcrange="-60 60"', ""))
     with pytest.raises(SeedbedError, match="the torque of servo .* has no bound, of which an act"):
-        _ = G1Motion(xml_file=str(path), motion=task.motion)._reach
+        _ = G1Motion(xml_file=str(path), motion=task.motion).reach
 
 
 def test_a_run_finds_its_motion_from_elsewhere(task, monkeypatch):
@@ -268,7 +268,8 @@ def rolled(task: G1Motion) -> tuple[Any, list[dict[str, Any]]]:
     data, motion = mujoco.MjData(model), task.followed
     data.qpos[:], data.qvel[:] = motion.qpos[0], motion.qvel[0]
     mujoco.mj_forward(model, data)
-    reach = task.action_scale * model.jnt_actfrcrange[1:, 1] / model.actuator_gainprm[:, 0]
+    strongest = np.minimum(model.jnt_actfrcrange[1:, 1], model.actuator_forcerange[:, 1])
+    reach = task.action_scale * strongest / model.actuator_gainprm[:, 0]
     begun = jax.tree.map(np.asarray, task.begin(jax.random.key(0))._replace(key=()))
     before, actions, found, earlier = [], [], [], np.zeros(model.nu)
     for frame in range(STEPS):

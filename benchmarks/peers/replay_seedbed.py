@@ -32,7 +32,6 @@ def make(compress: bool) -> HostReplay:
         ratio=1.0,
         priority_exponent=common.PRIORITY_EXPONENT,
         importance_exponent=common.IMPORTANCE_EXPONENT,
-        cross_episodes=True,
     )
     spec = types.EnvSpec(types.ArraySpec((84, 84), "uint8"), types.Discrete(2**31 - 1))
     return HostReplay(Layout(experience, spec, (), (), 1, common.BATCH, compress=compress))

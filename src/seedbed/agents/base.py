@@ -262,7 +262,7 @@ class OffPolicyAgent(SinglePass, BaseAgent):
     def _replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
         """Returns options of replay that draws all items with equal probabilities.
 
-        Those of several steps go on through auto-resets.
+        Where not every step begins an item, items go on through auto-resets.
         """
         return Replay(
             batch=self.batch,

@@ -76,7 +76,7 @@ class Ppo(ActorCriticAgent):
     """Step size of Adam at the start."""
     schedule: Literal["constant", "linear", "adaptive"] = "linear"
     """Step size over time: linear falls to 0 at the end; adaptive keeps the KL divergence near target_kl,
-    with step sizes from 1e-6 to 1e-2."""
+    with step sizes from 1e-6 to 1e-2, or to learning_rate where that is beyond."""
     target_kl: float = 0.01
     """KL divergence from the acting policy, in nats, that the adaptive schedule aims at."""
     max_kl: float = 0.0
@@ -91,10 +91,6 @@ class Ppo(ActorCriticAgent):
         self._require("0 or more", lambda x: x >= 0, "value_clip", "max_kl")
         positive = ("clip", "reward_scale", "learning_rate", "target_kl", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
-        if self.schedule == "adaptive":
-            low, high = _ADAPTIVE_RATES
-            rule = f"{low:g} to {high:g}, between which schedule adaptive keeps it"
-            self._require(rule, lambda x: low <= x <= high, "learning_rate")
         self._require_use(
             self.schedule == "adaptive",
             "give schedule adaptive, or to skip minibatches that are further away, max_kl",
@@ -238,7 +234,9 @@ class Ppo(ActorCriticAgent):
             factor = jnp.where(kl < 0.5 * self.target_kl, 1.5, factor)
             # A batch's first minibatch is seen with the policy that acted, so nothing can be measured.
             measured = state.auxiliary.parts > 0
-            return jnp.where(measured, jnp.clip(rate * factor, *_ADAPTIVE_RATES), rate)
+            low, high = _ADAPTIVE_RATES
+            low, high = jnp.minimum(low, self.learning_rate), jnp.maximum(high, self.learning_rate)
+            return jnp.where(measured, jnp.clip(rate * factor, low, high), rate)
         left = 1.0 - state.progress if self.schedule == "linear" else 1.0
         return jnp.float32(self.learning_rate) * left
 

@@ -116,9 +116,9 @@ def packed(arrays: Sequence[np.ndarray]) -> str:
 
 
 def tree_masses(model: physics.Model) -> np.ndarray:
-    """Returns the mass [nbody] in kg of all that moves with the root of each body."""
-    root = np.asarray(model.body_rootid)
-    return np.bincount(root, np.asarray(model.body_mass), len(root))[root]
+    """Returns the mass [nbody] in kg of all that moves and has the same root as each body."""
+    root, moves = np.asarray(model.body_rootid), model.body_weldid > 0
+    return np.bincount(root, np.asarray(model.body_mass) * moves, len(root))[root]
 
 
 def _controls(env: MujocoTask) -> list[dict[str, Any]]:

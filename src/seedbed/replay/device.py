@@ -8,10 +8,10 @@ of `period`.
 Items therefore begin every `period` steps of the stream, and not of an episode as in the host's replay.
 Without `cross_episodes`, an item belongs to the episode of its first learned row, and the rows after the end
 of that episode are padding. The rows of the next episode before the next item begins are then in no item:
-if `period` is above 1, openings of episodes are learned from less often than other steps, or, where all
-episodes are as long as a whole number of periods, never. `cross_episodes` avoids that. The rows that warm up
-the memory (`burn_in`) may be of an earlier episode, since `first` resets the memory. An item whose first
-learned row is the end of an episode has no transition: prioritised replay never draws it, and otherwise it
+if `period` is above 1, openings of episodes are learned from less often than other steps, or never, if all
+episodes have the same place among the items. `cross_episodes` avoids that. The rows that warm up the memory
+(`burn_in`) may be of an earlier episode, since `first` resets the memory. An item without a transition, such
+as one that is cut and begins with the end of an episode, is never drawn by prioritised replay, and otherwise
 adds nothing to an update.
 
 In all functions B is the number of environments and T a number of steps. Being pure, they may be called by

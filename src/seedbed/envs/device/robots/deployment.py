@@ -9,6 +9,7 @@ import numpy as np
 
 from seedbed.envs.device.robots.edits import limits, torque_ranges
 from seedbed.envs.device.robots.sensed import SensedRobot
+from seedbed.types import SeedbedError
 
 TERMS = "observation_terms"
 """The key of the parts of the observation in order: JSON, with the fields of `Sight`."""
@@ -25,10 +26,17 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
     or to what was `held` within the ranges; if it is `joints`, to the positions. `servo_damping` is
     the part of the damping that counts towards the largest force of a servo; the joint has the rest. `gait`
     has the fields of `Rhythm`. What has no sensor is measured in the frame of `base_body`. Episodes open
-    about `opening_qpos`.
+    about `opening_qpos`. Raises SeedbedError, which names the joint, for a name that a list cannot hold.
     """
     model = task.compiled()
     joints = model.actuator_trnid[:, 0]
+    names = [model.joint(int(joint)).name for joint in joints]
+    for joint, name in zip(joints, names, strict=True):
+        if not name or "," in name:
+            raise SeedbedError(
+                f"{task.xml_file}: the name of joint {joint} is {name!r}, by which a program that drives the "
+                "robot cannot find it in a list separated by commas: rename the joint in the file"
+            )
     within = -model.actuator_biasprm[:, 2]
     dofs = model.jnt_dofadr[joints]
     damping = within + model.dof_damping[dofs]
@@ -39,7 +47,7 @@ def deployment(task: SensedRobot) -> dict[str, Any]:
     }
     rhythm = {"gait": task.rhythm._asdict()} if task.rhythm else {}
     return {
-        "joint_names": [model.joint(int(joint)).name for joint in joints],
+        "joint_names": names,
         "joint_stiffness": model.actuator_gainprm[:, 0].tolist(),
         "joint_damping": damping.tolist(),
         "servo_damping": within.tolist(),

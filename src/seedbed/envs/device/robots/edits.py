@@ -59,7 +59,8 @@ def compiled_with(path: Path, edits: Edits) -> Any:
     if motor_hz:
         _swing_at(model, motor_hz, path)
     if kd:
-        model.dof_damping[model.jnt_dofadr[model.actuator_trnid[:, 0]]] = kd
+        servos = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+        model.dof_damping[model.jnt_dofadr[model.actuator_trnid[servos, 0]]] = kd
     if kp:
         model.actuator_gainprm[:, 0] = kp
         model.actuator_biasprm[:, 1] = -kp

@@ -117,7 +117,7 @@ class G1Motion(SensedRobot):
         return qpos, qvel
 
     @functools.cached_property
-    def _reach(self) -> np.ndarray:
+    def reach(self) -> np.ndarray:
         """Returns how far an action of 1 moves each target [nu], in rad."""
         model = self.compiled()
         strongest = torque_ranges(model)[:, 1]
@@ -131,7 +131,7 @@ class G1Motion(SensedRobot):
 
     def control(self, kept: Following, action: Array) -> Array:
         """Returns the targets of the servos [nu], in rad."""
-        return self.centre(kept) + self._reach * action
+        return self.centre(kept) + self.reach * action
 
     def centre(self, kept: Following) -> Array:
         """Returns the joints of the motion's next frame [nu], in rad."""

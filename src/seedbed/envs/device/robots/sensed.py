@@ -123,7 +123,8 @@ class SensedRobot(ServoedTask, abc.ABC):
                     "joint but the trunk's one actuator, in the order of the joints, or train the robot "
                     "from its file (seedbed train FILE.xml)"
                 )
-        gears = model.actuator_gear[:, 0] * model.actuator_moment.sum(axis=1)
+        # The file's: those of a given model may be drawn anew in each episode.
+        gears = self._model.actuator_gear[:, 0] * model.actuator_moment.sum(axis=1)
         require_ungeared(np.asarray(gears), model.names.actuator, self.xml_file)
 
     @property
