@@ -19,9 +19,10 @@ from seedbed.envs.host.pickled import MAKE
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 from seedbed.viewer import curves, report
-from seedbed.viewer.curves import band_of, thinned
+from seedbed.viewer.curves import band_of, evaluations, thinned
 from seedbed.viewer.html import describe
 from seedbed.viewer.runs import read_run
+from seedbed.viewer.tables import speed
 
 CONFIG = {
     "name": "ant/ppo",
@@ -468,3 +469,22 @@ def test_a_browser_shows_the_report(tmp_path, play):
         assert len(browser.complaints()) == 1
     finally:
         browser.close()
+
+
+def test_a_step_that_was_evaluated_again_has_the_last_result(tmp_path):
+    """A finished run that goes on with more episodes evaluates its last step once more."""
+    lines = curve(0)
+    again = {**lines[-1], "evaluation/episode_return_mean": 1.0, "evaluation/episodes": 200}
+    last = [{**again, "wall_s": 70.0 + k, "env_steps_per_s": 5.0} for k in range(2)]
+    found = evaluations(read_run(write_run(tmp_path / "run", lines + last)))
+    assert [line["evaluation/env_steps"] for line in found] == [1000, 2000, 3000, 4000]
+    assert (found[-1]["evaluation/episodes"], found[-1]["wall_s"]) == (200, 70.0)
+    assert found[0]["wall_s"] == lines[9]["wall_s"]
+
+
+def test_the_speed_of_a_population_counts_all_members(tmp_path):
+    alone, eight = (
+        read_run(write_run(tmp_path / str(seeds), curve(0), fused={"seeds": seeds}))
+        for seeds in (1, 8)
+    )
+    assert speed(eight) == 8 * speed(alone) > 0

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import train_config
 from seedbed.envs.device.robots.go1 import Go1Joystick
+from seedbed.machine import CORES, usable_cores
 from seedbed.run.history import read_history
 from seedbed.run.options import FusedConfig
-from seedbed.tuning import command
+from seedbed.tuning import command, cores
 from seedbed.tuning.page import write_page
 from seedbed.tuning.space import (
     Choice,
@@ -33,8 +35,8 @@ from seedbed.tuning.space import (
     start_of,
     value_of,
 )
-from seedbed.tuning.study import Study
-from seedbed.types import SeedbedError
+from seedbed.tuning.study import Study, opened
+from seedbed.types import SeedbedError, StorageError
 from waiting import wait_for
 
 CONFIG = train_config("cartpole/ppo")
@@ -42,7 +44,7 @@ SPACE: Space = {
     "agent.learning_rate": Range(1e-4, 1e-1, True),
     "agent.epochs": Range(1, 8),
     "agent.hidden_sizes": Choice(([32, 32], [64, 64])),
-    "envs": Choice((8, 16)),
+    "keep_checkpoints": Choice((3, 8)),
 }
 
 
@@ -57,7 +59,7 @@ def test_a_space_is_read_and_put_into_a_configuration(tmp_path):
         "agent.learning-rate": {"low": 1e-4, "high": 1e-1, "log": True},
         "agent.epochs": {"low": 1, "high": 8},
         "agent.hidden_sizes": [[32, 32], [64, 64]],
-        "envs": [8, 16],
+        "keep_checkpoints": [3, 8],
     }
     space = read_space(written(tmp_path, given))
     assert space == SPACE
@@ -106,6 +108,7 @@ def test_options_of_an_option_may_vary():
         ({"agent.clip": {"low": -2, "high": -1}}, "agent.clip=-2 of the space: Ppo.clip is -2"),
         ({"steps": [0, -1]}, "steps"),
         ({"agent.clip": {"low": 1, "high": 3}}, "whole numbers to agent.clip.*write 1.0 and 3.0"),
+        ({"agent.epochs": {"low": 1.0, "high": 8.0}}, "real numbers to agent.epochs, which is"),
     ],
 )
 def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, data, complaint):
@@ -171,7 +174,7 @@ def test_trials_go_on_in_another_search_and_scores_decide(tmp_path):
     assert "seedbed train cartpole/ppo" in page and "&lt;odd&gt;" in page and "given up" in page
     assert page.count("<circle") == 3 * len(SPACE)
     with pytest.raises(SeedbedError, match="has a search of another space: give"):
-        Study(tmp_path, CONFIG, {"envs": SPACE["envs"]})
+        Study(tmp_path, CONFIG, {"keep_checkpoints": SPACE["keep_checkpoints"]})
 
 
 def test_a_trial_that_ends_while_another_search_looks_is_not_begun_again(tmp_path, monkeypatch):
@@ -224,8 +227,75 @@ def test_values_have_few_digits_and_stay_within_their_bounds(dimension, stored, 
 
 def test_trials_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: {1, 2, 5, 7})
-    assert command.shares(2) == [{1, 5}, {2, 7}]
-    assert command.shares(5) == [{1}, {2}, {5}, {7}, {1}]
+    monkeypatch.setattr(cores, "usable_cores", lambda: 3.0)  # a container's quota
+    assert cores.shares(2) == [({1, 5}, 1.5), ({2, 7}, 1.5)]
+    assert cores.shares(5) == [({core}, 1.0) for core in (1, 2, 5, 7, 1)]
+
+
+def test_a_share_is_of_what_runs_within_it_only():
+    before, (share, _) = usable_cores(), cores.shares(2)
+    whole = os.sched_getaffinity(0)
+    with cores.within(share):
+        assert os.sched_getaffinity(0) == share.cores
+        assert usable_cores() == min(len(share.cores), share.count)
+        assert float(os.environ[CORES]) == share.count
+    assert usable_cores() == before and os.sched_getaffinity(0) == whole and CORES not in os.environ
+
+
+def test_sizes_of_a_trial_follow_from_its_own_options(tmp_path, monkeypatch):
+    """Half the batch of a synchronous agent needs half the environments."""
+    monkeypatch.setenv(CORES, "1")
+    found = options("Pendulum-v1", "--agent", "ppo")
+    space: Space = {"agent.batch": Choice((found.config.agent.batch // 2,))}  # type: ignore[attr-defined]
+    require_space(opened(found.config, found.plain), space)
+    study = Study(tmp_path, found.config, space, found.plain, cores.Share(count=1.0))
+    trial = study.next(9)
+    assert trial is not None, [record.user_attrs for record in study.trials()]
+    asked = json.loads(trial.file.read_text())
+    whole: object = found.config.runtime
+    sizes = [
+        each["actors"] * each["envs_per_actor"]
+        for each in (asked["central"], dataclasses.asdict(whole))  # type: ignore[call-overload]
+    ]
+    assert 2 * sizes[0] == sizes[1]
+    assert asked["central"]["evaluate_every"] == found.config.runtime.steps // 8
+
+
+def test_evaluations_are_no_rarer_than_a_rule_that_waits_for_them():
+    found = options("cartpole/ppo", "--until-stale", "20000", "--evaluate-every", "10000")
+    assert found.config.runtime.evaluate_every == 10_000
+    rare = options("cartpole/gorila", "--until-stale", "50000")
+    assert rare.config.runtime.evaluate_every == 50_000
+
+
+def test_a_journal_goes_on_after_a_full_disk(tmp_path):
+    study = Study(tmp_path, CONFIG, SPACE)
+    first, second = study.next(9), study.next(9)
+    assert first is not None and second is not None
+    study.end(first, "COMPLETE", 3.0)
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = (tmp_path / "journal.log").stat().st_size + 9  # for a part of a line
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, bounds[1]))
+    try:
+        with pytest.raises(StorageError, match="journal.log: File too large"):
+            study.end(second, "COMPLETE", 4.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+    text = (tmp_path / "journal.log").read_text()
+    assert text.endswith("\n")
+    # So may one be that an earlier version has left, or a machine that lost its power.
+    (tmp_path / "journal.log").write_text(text + '{"op_code": 5, "tri')
+    again = Study(tmp_path, CONFIG, SPACE)
+    assert [record.state.name for record in again.trials()] == ["COMPLETE", "RUNNING"]
+    third = again.next(9)
+    assert third is not None and Study(tmp_path, CONFIG, SPACE).best().value == 3.0
+
+
+def test_searches_that_begin_together_draw_other_points(tmp_path):
+    searches = [Study(tmp_path, CONFIG, SPACE) for _ in range(3)]
+    trials = [search.next(9) for search in searches]
+    rates = {json.loads(each.file.read_text())["agent"]["learning_rate"] for each in trials if each}
+    assert len(rates) == 3
 
 
 class Process:
@@ -255,7 +325,7 @@ def job_of(study: Study, monkeypatch, *processes: Process) -> command._Job:
     monkeypatch.setattr(command, "_AGAIN_S", -1.0)
     trial = study.next(9)
     assert trial is not None
-    return command._Job(trial, set(), True)
+    return command._Job(trial, cores.WHOLE, True)
 
 
 def wrote(job: command._Job, *evaluations: tuple[int, float]) -> None:
@@ -282,8 +352,14 @@ def test_trials_that_fall_behind_are_given_up_at_the_same_evaluation(tmp_path, m
     assert process.sent == [signal.SIGTERM] and slow.pruned
     process.returncode = 143
     assert command._end(study, slow)
+    over = job_of(study, monkeypatch, done := Process())
+    wrote(over, (study.config.runtime.steps + 5, 3.0))
+    command._look(study, over)
+    assert not done.sent, "one that has all its steps is not given up"
+    done.returncode = 0
+    assert command._end(study, over)
     states = [record.state.name for record in study.trials()]
-    assert states == ["COMPLETE"] * 6 + ["PRUNED"]
+    assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
 
 
 def test_only_new_lines_are_read_until_a_run_writes_its_metrics_anew(tmp_path, monkeypatch):
@@ -350,8 +426,8 @@ def options(*words: str) -> command.Options:
 
 def test_a_search_is_the_same_one_with_other_cores(tmp_path, monkeypatch):
     actors = []
-    for cores in (8.0, 4.0):
-        monkeypatch.setattr("seedbed.run.options.usable_cores", lambda cores=cores: cores)
+    for count in (8.0, 4.0):
+        monkeypatch.setattr("seedbed.run.options.usable_cores", lambda count=count: count)
         found = options("cartpole/impala")
         actors.append(found.config.runtime.actors)  # type: ignore[attr-defined]
         Study(tmp_path, found.config, SPACE, found.plain)

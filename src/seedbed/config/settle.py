@@ -73,7 +73,7 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
             "--resume goes on with the run's own weights: leave out --from (in Python start)"
         )
     plain, begun = _begun(request)
-    config = _fitted(change(begun))
+    config = fitted(change(begun))
     if request.resume and isinstance(config.runtime, FusedConfig):
         require_seed_of(Path(request.run or ""), config.runtime.seed)
     start = request.start or config.start
@@ -233,7 +233,7 @@ def _whole(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fitted(config: TrainConfig) -> TrainConfig:
+def fitted(config: TrainConfig) -> TrainConfig:
     """Returns a configuration whose sizes are chosen; raises SeedbedError if its parts do not fit."""
     options = config.runtime
     if is_on_device(config.env) != options.on_device:

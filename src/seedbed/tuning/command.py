@@ -27,9 +27,10 @@ from seedbed.run.lines import whole_lines
 from seedbed.run.signals import stopping_signals
 from seedbed.run.sizes import require_number
 from seedbed.streams.supervisor import exit_text, last_line, start_module
+from seedbed.tuning.cores import Share, shares, within
 from seedbed.tuning.page import write_page
 from seedbed.tuning.space import read_space, require_space, start_of
-from seedbed.tuning.study import ENDED, Study, Trial, optuna
+from seedbed.tuning.study import ENDED, Study, Trial, opened, optuna
 from seedbed.types import UsageError
 
 DESCRIPTION = """\
@@ -103,13 +104,15 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
         plain.append(flags.override(found, given.rest, False))
         return plain[-1]
 
-    with on_cores(shares(jobs)[0]):
+    with within(shares(jobs)[0]):
         config = settle(request, change).config
     require_number(config.runtime, "trials share the machine")
     every = config.runtime.evaluate_every
-    if not any("evaluate-every" in word.replace("_", "-") for word in given.rest):
+    told = any("evaluate-every" in word.replace("_", "-") for word in given.rest)
+    if request.file is None and not told:
         # Those of a kind of task may be so rare that nothing could be given up.
         every = max(1, config.runtime.steps // _EVALUATIONS)
+        every = min(every, config.runtime.until_stale or every)
     # A line of metrics has the newest evaluation only.
     often = min(1.0, config.runtime.log_every_s)
     runtime = dataclasses.replace(config.runtime, evaluate_every=every, log_every_s=often)
@@ -120,35 +123,11 @@ def options_of(own: argparse.Namespace, rest: Sequence[str]) -> Options:
     return Options(own.space, own.trials, jobs, study, config, asked, request.trust)
 
 
-def shares(jobs: int) -> list[set[int]]:
-    """Divides the cores of this process among so many trials, evenly; several may have the same core."""
-    if not hasattr(os, "sched_getaffinity"):
-        return [set()] * jobs
-    cores = sorted(os.sched_getaffinity(0))
-    if jobs >= len(cores):
-        return [{cores[job % len(cores)]} for job in range(jobs)]
-    return [set(cores[job::jobs]) for job in range(jobs)]
-
-
-@contextlib.contextmanager
-def on_cores(cores: set[int]) -> Iterator[None]:
-    """Lets this thread, and the processes that it starts meanwhile, run on these cores only."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 class _Job:
     """A trial and its process."""
 
-    def __init__(self, trial: Trial, cores: set[int], trust: bool) -> None:
-        self.trial, self._cores, self._trust = trial, cores, trust
+    def __init__(self, trial: Trial, share: Share, trust: bool) -> None:
+        self.trial, self._share, self._trust = trial, share, trust
         self.log = trial.run.with_suffix(".log")
         self.pruned, self.asked, self.score = False, False, math.nan
         self.step, self._tries = trial.last_step, 0
@@ -161,7 +140,7 @@ class _Job:
         what = ["--resume"] if self.trial.begun else ["--config", str(self.trial.file)]
         what += ["--trust-run"] if self._trust else []
         self._tries, self._tried = self._tries + 1, time.monotonic()
-        with on_cores(self._cores), self.log.open("ab") as log:
+        with within(self._share), self.log.open("ab") as log:
             return start_module(
                 "seedbed.tuning.trial",
                 ["train", *what, "--run", str(self.trial.run)],
@@ -219,22 +198,23 @@ def tune(options: Options, tell: Tell) -> tuple[ExitStatus, str]:
     Raises SeedbedError if the space does not fit, or if the first trials all fail.
     """
     space = read_space(options.space)
-    require_space(options.config, space)
-    study = Study(options.study, options.config, space, options.plain)
+    free, jobs = shares(options.jobs), dict[int, _Job]()
+    with within(free[0]):
+        require_space(opened(options.config, options.plain), space)
+    study = Study(options.study, options.config, space, options.plain, free[0])
     tell(_begin(study))
     page = options.study / "index.html"
-    free, jobs = shares(options.jobs), dict[int, _Job]()
     with stopping_signals(tell) as interruption:
         try:
             while True:
                 stopping, over = interruption.requested(), False
-                for place, cores in enumerate(free):
+                for place, share in enumerate(free):
                     if place in jobs or stopping:
                         continue
                     trial = study.next(options.trials)
                     if over := trial is None:
                         break
-                    jobs[place] = _Job(trial, cores, options.trust)
+                    jobs[place] = _Job(trial, share, options.trust)
                 for place, job in list(jobs.items()):
                     _look(study, job)
                     if job.ended():
@@ -275,7 +255,9 @@ def _look(study: Study, job: _Job) -> None:
     runtime = study.config.runtime
     every = runtime.evaluate_every or runtime.steps  # 0 is only the one at the end
     for step, score in job.look():
-        if study.report(job.trial, round(step / every), score) and not job.asked:
+        behind = study.report(job.trial, round(step / every), score)
+        # One that has all its steps is over.
+        if behind and not job.asked and step < runtime.steps:
             job.pruned = True
             job.stop()
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from seedbed import strict_json
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.env_options import with_env_options
-from seedbed.config.settle import with_options
+from seedbed.config.settle import fitted, with_options
 from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.sizes import require_number
@@ -91,6 +91,11 @@ def describe(space: Space) -> dict[str, Any]:
     return json.loads(json.dumps({name: dataclasses.asdict(each) for name, each in space.items()}))
 
 
+def chosen(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Returns the configuration of a trial, with its sizes chosen; raises SeedbedError as `applied` does."""
+    return fitted(applied(config, values))
+
+
 def applied(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """Returns a configuration with the values of a point of a space.
 
@@ -138,7 +143,7 @@ def require_space(config: TrainConfig, space: Space) -> None:
         wrong: list[str] = []
         for value in ends:
             try:
-                found = applied(config, {name: value})
+                found = chosen(config, {name: value})
             except SeedbedError as error:
                 wrong.append(f"{name}={value!r} of the space: {error}")
             else:
@@ -147,10 +152,17 @@ def require_space(config: TrainConfig, space: Space) -> None:
         if wrong and (len(wrong) == len(ends) or len(space) == 1):
             raise SeedbedError(wrong[0])
         own = _value(config, name)
-        if isinstance(own, float) and isinstance(dimension, Range) and dimension.whole:
+        if not isinstance(dimension, Range) or isinstance(own, bool):
+            continue
+        if isinstance(own, float) and dimension.whole:
             low, high = map(float, ends)
             raise SeedbedError(
                 f"the space gives whole numbers to {name}, which is {own}: write {low} and {high}, or a list"
+            )
+        if isinstance(own, int) and not dimension.whole:
+            raise SeedbedError(
+                f"the space gives real numbers to {name}, which is {own}: write bounds without a point, or a "
+                "list"
             )
 
 

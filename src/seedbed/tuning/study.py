@@ -7,6 +7,7 @@ of one that was killed are free at once.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import importlib
 import importlib.util
@@ -25,7 +26,8 @@ from seedbed.named import require_packages
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, METRICS
 from seedbed.run.lines import read_last_line
-from seedbed.tuning.space import Space, applied, describe, start_of, suggested, value_of
+from seedbed.tuning.cores import WHOLE, Share, within
+from seedbed.tuning.space import Space, applied, chosen, describe, start_of, suggested, value_of
 from seedbed.types import SeedbedError, StorageError
 
 JOURNAL = "journal.log"
@@ -38,6 +40,15 @@ def optuna() -> Any:
     """Imports Optuna; raises SeedbedError if it is not installed."""
     require_packages("a search", "tune", "optuna")
     return importlib.import_module("optuna")
+
+
+def opened(config: TrainConfig, plain: TrainConfig) -> TrainConfig:
+    """Returns a settled configuration in which the sizes of the machine are open again.
+
+    They are those of `plain`, the same without what was chosen: each trial's follow from its own options.
+    """
+    kept = {name: getattr(config.runtime, name) for name in ("evaluate_every", "log_every_s")}
+    return dataclasses.replace(config, runtime=dataclasses.replace(plain.runtime, **kept))
 
 
 class Trial:
@@ -67,20 +78,54 @@ class Trial:
         os.close(self._lock)
 
 
+def _backend(path: str, lock: Any) -> Any:
+    """Returns Optuna's journal in a file, without a line that a full disk has left half written.
+
+    Optuna would add the next line to it, and never read the journal again.
+    """
+
+    class Journal(optuna().storages.journal.JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    _cut(path, lock)
+                raise StorageError(f"{printable(path)}: {error.strerror}") from error
+
+    _cut(path, lock)
+    return Journal(path, lock)
+
+
+def _cut(path: str, lock: Any) -> None:
+    """Removes what follows the last whole line of a journal; raises OSError."""
+    lock.acquire()
+    try:
+        with contextlib.suppress(FileNotFoundError), Path(path).open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
 class Study:
     """The trials of a search. For one thread."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, space: Space, plain: TrainConfig | None = None
+        self,
+        folder: Path,
+        config: TrainConfig,
+        space: Space,
+        plain: TrainConfig | None = None,
+        share: Share = WHOLE,
     ) -> None:
         """Opens the study in a folder, or begins one.
 
         `plain` is the configuration without what was chosen for this machine: by it commands are told and
-        studies compared. Raises SeedbedError if the study there is of another space or configuration, and
-        StorageError if the folder cannot be written.
+        studies compared. The sizes of trials are for a `share` of the cores. Raises SeedbedError if the study
+        there is of another space or configuration, and StorageError if the folder cannot be written.
         """
         self.folder, self.config, self.space = folder, config, space
-        self._plain = plain or config
+        self._plain, self._share = plain or config, share
         self._optuna = optuna()
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._mine: set[int] = set()
@@ -93,7 +138,7 @@ class Study:
         journal = self._optuna.storages.journal
         path = str(folder / JOURNAL)
         # Its other lock needs links, which not all mounts have.
-        backend = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
+        backend = _backend(path, journal.JournalFileOpenLock(path))
         searched = json.loads(
             json.dumps({"space": describe(space), "config": to_json(self._plain)})
         )
@@ -104,12 +149,6 @@ class Study:
                 direction="maximize",
                 load_if_exists=True,
             )
-            seed = config.runtime.seed + len(self.trials())
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-                # Trials that run count as bad ones, so that the next is drawn elsewhere.
-                sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-            self._study.sampler = sampler
             self._study.pruner = self._optuna.pruners.MedianPruner(n_startup_trials=5)
             former = self._study.user_attrs.get(_SEARCHED)
             if former is None:
@@ -145,9 +184,18 @@ class Study:
                 if taken := self._take(again):
                     return taken
             while len(self.trials("RUNNING", *ENDED)) < most:
-                if taken := self._take(self._study.ask()):
+                if taken := self._take(self._ask()):
                     return taken
             return None
+
+    def _ask(self) -> Any:
+        """Returns a new trial of Optuna's, drawn with a seed that no other of the search has."""
+        seed = self.config.runtime.seed + len(self.trials())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            # Trials that run count as bad ones, so that the next is drawn elsewhere.
+            self._study.sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        return self._study.ask()
 
     def _take(self, trial: Any) -> Trial | None:
         """Locks a trial and writes its configuration; None if another search has it, or if it is over."""
@@ -165,7 +213,9 @@ class Study:
         taken = Trial(trial, run, lock)
         if not taken.begun:
             try:
-                config = applied(self.config, dict(suggested(trial, self.space)))
+                with within(self._share):
+                    point = dict(suggested(trial, self.space))
+                    config = chosen(opened(self.config, self._plain), point)
             except SeedbedError as error:
                 # Such as minibatches that do not divide the batch.
                 self.end(taken, "FAIL", reason=str(error))

@@ -197,12 +197,21 @@ def column(lines: Iterable[dict[str, Any]], x: str, names: Sequence[str]) -> Poi
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
-    """Returns the first line after each evaluation, which has its result."""
+    """Returns the first line after each evaluation, which has its result.
+
+    Of a step that was evaluated again, as by a run that goes on with another number of episodes, it is the
+    last evaluation.
+    """
     found: dict[Any, dict[str, Any]] = {}
     for line in run.lines:
-        if is_number(line.get(EVALUATED)):
-            found.setdefault(line.get("evaluation/env_steps"), line)
+        step = line.get("evaluation/env_steps")
+        if is_number(line.get(EVALUATED)) and _evaluation(found.get(step)) != _evaluation(line):
+            found[step] = line
     return list(found.values())
+
+
+def _evaluation(line: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: x for name, x in (line or {}).items() if name.startswith("evaluation/")}
 
 
 def evaluation_curves(series: Series, x: str) -> list[Points]:

@@ -106,13 +106,16 @@ def _states(runs: Sequence[Run]) -> str:
 
 
 def speed(run: Run) -> float | None:
-    """Returns the steps per second of a run from its first line of metrics to the last; None if unknown."""
+    """Returns the steps per second of a run from its first line of metrics to the last; None if unknown.
+
+    Those of all members of a population count, as in the metrics.
+    """
     if len(run.lines) < 2:
         return None
     first, last = run.lines[0], run.lines[-1]
     passed = (last.get("wall_s") or 0.0) - (first.get("wall_s") or 0.0)
     made = (last.get("env_steps") or 0) - (first.get("env_steps") or 0)
-    return made / passed if passed > 0 else None
+    return made * Series("", (run,)).size / passed if passed > 0 else None
 
 
 def memory(run: Run) -> float | None:
