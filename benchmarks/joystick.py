@@ -32,7 +32,7 @@ TASKS = {
     "berkeley/joystick/ppo": "BerkeleyHumanoidJoystickFlatTerrain-v1",
     "op3/joystick/ppo": "Op3Joystick-v1",
 }
-"""EnvPool's tasks, by what is trained; robots on two legs have no preset, but settings of their kind."""
+"""EnvPool's tasks, by what is trained; other humanoids have no preset, but settings of their kind."""
 LARGEST_PUSH = 1.0  # m/s; the trunk's speed changes by a third of it
 REMARK = (
     f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on its "

@@ -42,6 +42,7 @@ from seedbed.config.device_presets import (
     pendulum_apg,
     reacher_ppo,
     spot_joystick_ppo,
+    t1_joystick_ppo,
     ur5e_ppo,
     walker2d_ppo,
 )
@@ -229,6 +230,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,
     "spot/joystick/ppo": spot_joystick_ppo,
+    "t1/joystick/ppo": t1_joystick_ppo,
     "grasp/ppo": grasp_ppo,
     "half_cheetah/ars": half_cheetah_ars,
     "half_cheetah/es": half_cheetah_es,
