@@ -164,6 +164,12 @@ def test_a_masked_reset_keeps_what_wrappers_carry():
             now, _ = env.reset(options={"reset_mask": terminated | truncated})
     # An opening is within 0.05 of the middle; by statistics of its own alone it would be 0.
     assert (np.abs(now) < 4).all() and (np.abs(now).max(axis=1) > 0.05).all()
+    mask = np.array([True, False, True, False])
+    again = []
+    for _ in range(2):
+        again.append(env.reset(seed=3, options={"reset_mask": mask})[0])
+        env.step(np.ones(4, int))
+    np.testing.assert_array_equal(again[0][mask], again[1][mask])
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

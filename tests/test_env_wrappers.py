@@ -354,7 +354,7 @@ SERVOS = """<mujoco><default><geom contype="0"/></default><worldbody><body><free
 <body pos="-.3 0 0"><joint name="knee"/><geom size=".1"/></body>
 </body></worldbody><actuator><position name="hip" joint="hip" kp="20"/>
 <position name="knee" joint="knee" kp="30" kv="1"/><velocity name="spin" joint="knee" kv="2"/>
-<motor joint="hip"/></actuator></mujoco>"""
+<motor joint="hip"/><position name="soft" joint="hip" kp="1" kv="1"/></actuator></mujoco>"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -389,6 +389,8 @@ def test_servos_are_varied_with_both_of_their_numbers():
     # A velocity servo, whose gain is its kv, and a motor.
     np.testing.assert_array_equal(gain[:, 2, 0], -bias[:, 2, 2])
     assert (gain[:, 3] == [1, 0, 0]).all() and not bias[:, 3].any()
+    # A position servo, whose kp is as large as its kv.
+    assert (gain[:, 4, 0] == 1).all() and (bias[:, 4, 1] == -1).all() and (bias[:, 4, 2] < -1).all()
     assert np.ptp(gravity, axis=0).min() > 1.5
 
 

@@ -17,7 +17,7 @@ from seedbed import simd
 from seedbed.config import flags, resolve
 from seedbed.config.saved import saved_config
 from seedbed.envs.device.functional import Functional
-from seedbed.envs.device.wrappers import training
+from seedbed.envs.device.wrappers import time_limit, training
 from seedbed.envs.host import registry
 from seedbed.run.folder import RunFolder
 from seedbed.types import ArraySpec, Box, Discrete, SeedbedError
@@ -80,6 +80,9 @@ def test_a_limit_of_ones_own_takes_the_place_of_the_package_s() -> None:
     assert last() == (12, False, True)
     assert last(limit=20) == (20, False, True)
     assert last(limit=0) == (0, False, False)
+    with pytest.raises(SeedbedError, match="20 steps are more than the 12 after which .* limit=20"):
+        time_limit(Functional(factory=WALK), 20)
+    assert time_limit(Functional(factory=WALK, limit=0), 20).episode_steps == 20
 
 
 def test_what_lacks_parameters_and_resets_is_taken_as_it_is() -> None:

@@ -21,6 +21,7 @@ from masked_environment import Masked
 from plan_costs import acting, calibration
 from seedbed import cli, trees
 from seedbed.actors.slots import Slot, slot_layout
+from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
@@ -443,6 +444,9 @@ def test_actors_that_are_left_open_are_those_of_the_learners_machine():
     open_ = TrainConfig(GymEnv("CartPole-v1"), Impala(), CentralConfig())
     kind = HostKind("learner", 32.0)
     assert for_machine(open_, kind).runtime.actors == 32
+    # Agents with replay share few steps among few actors, as the run does.
+    short = dataclasses.replace(open_, agent=Dqn(), runtime=CentralConfig(steps=100_000))
+    assert for_machine(short, kind).runtime.actors == 1
     given = dataclasses.replace(open_, runtime=CentralConfig(actors=3))
     assert for_machine(given, kind) == given
     fits_its_batch = dataclasses.replace(open_, agent=Ppo())

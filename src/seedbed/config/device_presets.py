@@ -169,7 +169,9 @@ def t1_joystick_ppo() -> TrainConfig:
     scales = T1Scales(
         tracking_lin_vel=6.0, tracking_ang_vel=4.0, feet_phase=16.0, feet_air_time=4.0
     )
-    return biped_ppo(T1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.5))
+    return biped_ppo(
+        T1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.5), equivariant=True
+    )
 
 
 def spot_joystick_ppo() -> TrainConfig:

@@ -62,11 +62,13 @@ def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
     return on_device_ppo(env, steps, **shared | options)
 
 
-def biped_ppo(env: Environment) -> TrainConfig:
+def biped_ppo(env: Environment, equivariant: bool | None = None) -> TrainConfig:
     """A robot on two legs that follows a joystick with PPO.
 
     It needs large minibatches, and noise that does not fade soon: with little, it learned to stand, and fell
     when it was to go. With a least scale of 0.2 it did not learn to turn.
+
+    Networks are equivariant if the task has a mirror, unless `equivariant` says whether: that needs no model.
     """
     return joystick_ppo(
         env,
@@ -80,7 +82,7 @@ def biped_ppo(env: Environment) -> TrainConfig:
         initial_scale=0.4,
         least_scale=0.12,
         entropy_cost=0.003,
-        equivariant=env.spec.mirror is not None,
+        equivariant=env.spec.mirror is not None if equivariant is None else equivariant,
     )
 
 

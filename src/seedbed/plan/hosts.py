@@ -15,6 +15,7 @@ from seedbed.paramserver.placement import KINDS
 from seedbed.plan.costs import Calibration
 from seedbed.printable import printable
 from seedbed.run.options import GROUPS, CentralConfig, ParamServerConfig, RuntimeConfig
+from seedbed.run.sizes import usual_actors
 from seedbed.types import SeedbedError, on_policy
 
 EXAMPLE = """[[hosts]]
@@ -191,7 +192,7 @@ def require_fit(kinds: Sequence[HostKind], runtime: RuntimeConfig) -> None:
 
 
 def for_machine(config: TrainConfig, kind: HostKind) -> TrainConfig:
-    """Returns a configuration whose number of actors is the learner's machine's, where it is left open.
+    """Returns a configuration with the actors of a run on the learner's machine, where they are left open.
 
     Agents that act, stop and learn keep the number that fits their batch here.
     """
@@ -199,7 +200,9 @@ def for_machine(config: TrainConfig, kind: HostKind) -> TrainConfig:
     open_ = isinstance(runtime, CentralConfig) and not runtime.actors and not runtime.listen
     if not open_ or (experience is not None and experience.synchronous):
         return config
-    actors = max(1, int(kind.cores))
+    envs = runtime.fitted(config.agent).envs_per_actor
+    each = runtime.steps // (envs * runtime.learners)
+    actors = usual_actors(config.agent, each, max(1, int(kind.cores)))
     return dataclasses.replace(config, runtime=dataclasses.replace(runtime, actors=actors))
 
 

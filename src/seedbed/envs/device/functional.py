@@ -72,6 +72,11 @@ class Functional:
         return self._made.limit if self.limit < 0 else self.limit
 
     @property
+    def limits_itself(self) -> bool:
+        """Returns whether the environment knows its time limit, and may end episodes by it."""
+        return self._made.has_limit
+
+    @property
     def spec(self) -> EnvSpec:
         """Returns the observation, whose shapes `reset` says, and the actions of the environment's space."""
         made = self._made
@@ -101,7 +106,7 @@ class Functional:
         after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, now)
         reward, count = jnp.asarray(reward, jnp.float32), count + 1
         terminated = jnp.asarray(done, bool)
-        if made.has_limit and self.episode_steps:
+        if self.limits_itself and self.episode_steps:
             # The runtime truncates here; some packages tell the two ends apart, and some do not.
             terminated &= count < self.episode_steps
         return EnvState.after((after, key, count), _seen(observation), reward, terminated)

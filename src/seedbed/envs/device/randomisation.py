@@ -260,10 +260,15 @@ def _vary_servos(
 ) -> None:
     """Changes kp or kv of servos in `leaves`, of which `now` returns one by name; consumes the key."""
     column, rows = SERVOS[draw.leaf], _chosen(model, draw)
+    own_gain, own_bias = model.actuator_gainprm[:, 0], model.actuator_biasprm
     gain, bias = now("actuator_gainprm"), now("actuator_biasprm")
     size = jnp.abs(bias[:, column])
     ratio = jnp.where(rows, draw.drawn(key, size) / jnp.where(rows, size, 1), 1)
-    same = rows & (model.actuator_gainprm[:, 0] == _base(model, draw.leaf))
+    same = rows & (own_gain == -own_bias[:, column])
+    if draw.leaf == "kv":
+        same &= (
+            own_bias[:, 1] == 0
+        )  # a position servo's gain is its kp, and may be as large as its kv
     ones = jnp.ones_like(ratio)
     factors = [ratio if k == column else ones for k in range(3)]
     leaves["actuator_biasprm"] = bias * jnp.stack(factors, axis=1)

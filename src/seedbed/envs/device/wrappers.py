@@ -35,12 +35,19 @@ STATISTICS = ("episode_return", "episode_length")
 def time_limit(env: Environment, steps: int) -> Environment:
     """Adds a time limit: episodes are truncated after `steps` steps. The last step may also terminate.
 
-    Raises SeedbedError if `steps` is no whole number from 1 to 2^31 - 1.
+    Raises SeedbedError if `steps` is no whole number from 1 to 2^31 - 1, or more than those after which an
+    environment of another package ends its episodes itself.
     """
     whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
     if not whole or not 1 <= steps < 2**31:
         raise SeedbedError(
             f"time_limit: {steps!r} steps; give a whole number from 1 to 2^31 - 1, or leave the wrapper out"
+        )
+    task = innermost(env)
+    if getattr(task, "limits_itself", False) and steps > task.episode_steps > 0:
+        raise SeedbedError(
+            f"time_limit: {steps} steps are more than the {task.episode_steps} after which the environment "
+            f"ends its episodes itself; leave the wrapper out and give {type(task).__name__} limit={steps}"
         )
     return _TimeLimit(env, steps)
 
