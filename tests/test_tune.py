@@ -237,8 +237,8 @@ def test_a_share_is_of_what_runs_within_it_only():
     whole = os.sched_getaffinity(0)
     with cores.within(share):
         assert os.sched_getaffinity(0) == share.cores
-        assert usable_cores() == min(len(share.cores), share.count)
-        assert float(os.environ[CORES]) == share.count
+        assert usable_cores() == min(len(share.cores), share.size)
+        assert float(os.environ[CORES]) == share.size
     assert usable_cores() == before and os.sched_getaffinity(0) == whole and CORES not in os.environ
 
 
@@ -248,7 +248,7 @@ def test_sizes_of_a_trial_follow_from_its_own_options(tmp_path, monkeypatch):
     found = options("Pendulum-v1", "--agent", "ppo")
     space: Space = {"agent.batch": Choice((found.config.agent.batch // 2,))}  # type: ignore[attr-defined]
     require_space(opened(found.config, found.plain), space)
-    study = Study(tmp_path, found.config, space, found.plain, cores.Share(count=1.0))
+    study = Study(tmp_path, found.config, space, found.plain, cores.Share(size=1.0))
     trial = study.next(9)
     assert trial is not None, [record.user_attrs for record in study.trials()]
     asked = json.loads(trial.file.read_text())

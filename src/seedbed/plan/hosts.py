@@ -197,8 +197,9 @@ def for_machine(config: TrainConfig, kind: HostKind) -> TrainConfig:
     Agents that act, stop and learn keep the number that fits their batch here.
     """
     runtime, experience = config.runtime, on_policy(config.agent)
-    open_ = isinstance(runtime, CentralConfig) and not runtime.actors and not runtime.listen
-    if not open_ or (experience is not None and experience.synchronous):
+    if not isinstance(runtime, CentralConfig) or runtime.actors or runtime.listen:
+        return config
+    if experience is not None and experience.synchronous:
         return config
     envs = runtime.fitted(config.agent).envs_per_actor
     each = runtime.steps // (envs * runtime.learners)

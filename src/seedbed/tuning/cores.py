@@ -14,7 +14,7 @@ class Share(NamedTuple):
     """The part of the machine that a trial has."""
 
     cores: frozenset[int] = frozenset()  # on which it runs; none: the system chooses
-    count: float = float("inf")  # how many its sizes are for
+    size: float = float("inf")  # how many its sizes are for
 
 
 WHOLE = Share()
@@ -26,7 +26,7 @@ def shares(jobs: int) -> list[Share]:
     # A container's quota may be less than its cores.
     each = max(1.0, usable_cores() / jobs)
     if not hasattr(os, "sched_getaffinity"):
-        return [Share(count=each)] * jobs
+        return [Share(size=each)] * jobs
     cores = sorted(os.sched_getaffinity(0))
     if jobs >= len(cores):
         return [Share(frozenset({cores[job % len(cores)]}), each) for job in range(jobs)]
@@ -38,7 +38,7 @@ def within(share: Share) -> Iterator[None]:
     """Lets this thread, and the processes that it starts meanwhile, have a share of the cores only."""
     before = os.sched_getaffinity(0) if share.cores else None
     counted = os.environ.get(CORES)
-    os.environ[CORES] = str(min(share.count, float(counted or "inf")))
+    os.environ[CORES] = str(min(share.size, float(counted or "inf")))
     if before is not None:
         os.sched_setaffinity(0, share.cores)
     try:

@@ -123,7 +123,7 @@ class Go1Joystick(Go1, PiecemealCommands):
         terms, joints = self.usual_terms(ride, now, fallen), now.qpos[7:]
         bent = jnp.square(joints - self.posture) * np.tile([1.0, 1.0, 0.1], 4).astype(np.float32)
         model = self.physics_model()
-        low, high = 0.95 * np.float32(limits(model.jnt_limited[1:], model.jnt_range[1:])).T
+        low, high = 0.95 * limits(model.jnt_limited[1:], model.jnt_range[1:]).astype(np.float32).T
         beyond = jnp.maximum(low - joints, 0) + jnp.maximum(joints - high, 0)
         told = self.told(ride)
         return terms | {

@@ -226,7 +226,7 @@ class Legged(JoystickTask):
         if not limited.any():
             return now.actuator_force
         return jnp.clip(
-            now.actuator_force, *np.float32(limits(limited, model.jnt_actfrcrange[driven])).T
+            now.actuator_force, *limits(limited, model.jnt_actfrcrange[driven]).astype(np.float32).T
         )
 
     def heights(self, now: physics.Data) -> jax.Array:

@@ -177,7 +177,7 @@ class SensedRobot(ServoedTask, abc.ABC):
         model = self.physics_model()
         ranges = model.jnt_range[1:]
         spared = (1 - self.soft_range) / 2 * np.diff(ranges, axis=1) * [1, -1]
-        low, high = np.float32(limits(model.jnt_limited[1:], ranges + spared)).T
+        low, high = limits(model.jnt_limited[1:], ranges + spared).astype(np.float32).T
         return jnp.maximum(jnp.maximum(low - joints, joints - high), 0.0).sum()
 
     @property
