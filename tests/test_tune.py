@@ -277,7 +277,9 @@ def test_a_journal_goes_on_after_a_full_disk(tmp_path):
     room = (tmp_path / "journal.log").stat().st_size + 9  # for a part of a line
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, bounds[1]))
     try:
-        with pytest.raises(StorageError, match="journal.log: File too large"):
+        with pytest.raises(
+            StorageError, match="journal.log cannot be written .File too large.: make room"
+        ):
             study.end(second, "COMPLETE", 4.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
@@ -360,6 +362,19 @@ def test_trials_that_fall_behind_are_given_up_at_the_same_evaluation(tmp_path, m
     assert command._end(study, over)
     states = [record.state.name for record in study.trials()]
     assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
+
+
+def test_a_short_trial_is_over_at_its_own_last_step(tmp_path, monkeypatch):
+    often = dataclasses.replace(CONFIG.runtime, evaluate_every=1000)
+    space: Space = {"steps": Choice((1000,)), "agent.epochs": Range(1, 8)}
+    study = Study(tmp_path, dataclasses.replace(CONFIG, runtime=often), space)
+    for number in range(7):
+        job = job_of(study, monkeypatch, process := Process(0 if number < 6 else None))
+        wrote(job, (1001, 90.0 if number < 6 else 3.0))
+        command._look(study, job)
+        assert not process.sent and study.steps_of(job.trial) == 1000
+        process.returncode = 0
+        assert command._end(study, job)
 
 
 def test_only_new_lines_are_read_until_a_run_writes_its_metrics_anew(tmp_path, monkeypatch):

@@ -257,7 +257,7 @@ def _look(study: Study, job: _Job) -> None:
     for step, score in job.look():
         behind = study.report(job.trial, round(step / every), score)
         # One that has all its steps is over.
-        if behind and not job.asked and step < runtime.steps:
+        if behind and not job.asked and step < study.steps_of(job.trial):
             job.pruned = True
             job.stop()
 

@@ -84,6 +84,12 @@ def _backend(path: str, lock: Any) -> Any:
     Optuna would add the next line to it, and never read the journal again.
     """
 
+    def refused(error: OSError) -> StorageError:
+        return StorageError(
+            f"{printable(path)} cannot be written ({error.strerror}): make room there, or let it be written, "
+            "then give the same command"
+        )
+
     class Journal(optuna().storages.journal.JournalFileBackend):
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             try:
@@ -91,9 +97,12 @@ def _backend(path: str, lock: Any) -> Any:
             except OSError as error:
                 with contextlib.suppress(OSError):
                     _cut(path, lock)
-                raise StorageError(f"{printable(path)}: {error.strerror}") from error
+                raise refused(error) from error
 
-    _cut(path, lock)
+    try:
+        _cut(path, lock)
+    except OSError as error:
+        raise refused(error) from error
     return Journal(path, lock)
 
 
@@ -227,6 +236,10 @@ class Study:
         """Notes a trial's evaluation; returns whether the trial is not worth going on with."""
         trial.trial.report(score, step)
         return bool(trial.trial.should_prune())
+
+    def steps_of(self, trial: Trial) -> int:
+        """Returns the steps of a trial, which may be what varies."""
+        return int(self.values_of(trial.trial).get("steps", self.config.runtime.steps))
 
     def end(self, trial: Trial, state: str, score: float | None = None, reason: str = "") -> None:
         """Ends a trial with a state, such as COMPLETE, and its score or the reason of its failure.

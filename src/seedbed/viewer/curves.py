@@ -205,13 +205,11 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for line in run.lines:
         step = line.get("evaluation/env_steps")
-        if is_number(line.get(EVALUATED)) and _evaluation(found.get(step)) != _evaluation(line):
+        before = found.get(step, {})
+        again = any(before.get(x) != line.get(x) for x in (EVALUATED, "evaluation/episodes"))
+        if is_number(line.get(EVALUATED)) and again:
             found[step] = line
     return list(found.values())
-
-
-def _evaluation(line: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: x for name, x in (line or {}).items() if name.startswith("evaluation/")}
 
 
 def evaluation_curves(series: Series, x: str) -> list[Points]:

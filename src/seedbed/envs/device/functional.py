@@ -84,9 +84,8 @@ class Functional:
         shapes = jax.tree.map(
             lambda x: ArraySpec(tuple(x.shape), str(x.dtype)), jax.eval_shape(_seen, observation)
         )
-        with (
-            jax.ensure_compile_time_eval()
-        ):  # a space may make arrays, of which the numbers are needed
+        # A space may make arrays, of which the numbers are needed.
+        with jax.ensure_compile_time_eval():
             action = _actions(self.factory, made.env.action_space(made.params))
         return EnvSpec(shapes, action)
 

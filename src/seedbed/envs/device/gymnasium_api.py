@@ -132,12 +132,11 @@ class Batch:
         data = jnp.asarray(rng.integers(1 << 32, size=2, dtype=np.uint32))
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
         keys = jax.random.split(key, self.size)
-        if self._state is None or seeded or not self._carries:
-            opened = self._programs.reset(keys)
-        else:
-            opened = self._programs.reopen(keys, self._state)
-        some = which is not None and self._state is not None
-        return self._arrived(chosen(which, opened, self._state) if some else opened)
+        if self._state is None:
+            return self._arrived(self._programs.reset(keys))
+        fresh = seeded or not self._carries
+        opened = self._programs.reset(keys) if fresh else self._programs.reopen(keys, self._state)
+        return self._arrived(opened if which is None else chosen(which, opened, self._state))
 
     def step(self, action: np.ndarray) -> EnvState:
         """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""

@@ -266,9 +266,8 @@ def _vary_servos(
     ratio = jnp.where(rows, draw.drawn(key, size) / jnp.where(rows, size, 1), 1)
     same = rows & (own_gain == -own_bias[:, column])
     if draw.leaf == "kv":
-        same &= (
-            own_bias[:, 1] == 0
-        )  # a position servo's gain is its kp, and may be as large as its kv
+        # A position servo's gain is its kp, and may be as large as its kv.
+        same &= own_bias[:, 1] == 0
     ones = jnp.ones_like(ratio)
     factors = [ratio if k == column else ones for k in range(3)]
     leaves["actuator_biasprm"] = bias * jnp.stack(factors, axis=1)
