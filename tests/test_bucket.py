@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -19,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed import cache
-from seedbed.exit_status import ExitStatus, TemporaryError
+from seedbed import cache, train
+from seedbed.exit_status import ExitStatus, TemporaryError, status_of
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
 from seedbed.run import mirror
@@ -269,6 +270,64 @@ def test_a_file_beside_a_folder_that_is_not_of_the_cache_is_nobodys_bucket(tmp_p
     assert cluster.folder_of(folder, Rank(0, 2, 1, 0.0, "", "")) == folder
 
 
+def save_checkpoint(run: RunFolder, step: int, replay: int = 0) -> None:
+    """Makes a checkpoint with the index of its replay, which names a file, and removes all others."""
+    for folder in run.checkpoints.iterdir() if run.checkpoints.exists() else ():
+        shutil.rmtree(folder)
+    run.replay.mkdir(exist_ok=True)
+    for path in run.replay.iterdir():
+        path.unlink()
+    (run.replay / f"rows-{step}.data").write_bytes(bytes(replay))
+    (run.replay / f"0000000{step}.{step}.index").write_text(f"rows-{step}.data")
+    (run.checkpoints / str(step)).mkdir(parents=True)
+    for name in ("a", "b"):
+        (run.checkpoints / str(step) / name).write_text(str(step))
+
+
+def whole_in(there: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a bucket that are whole, with their replays."""
+    indices = [path for path in (there / "replay").glob("*.index")]
+    named = {path.name.split(".")[1] for path in indices if (there / "replay" / path.read_text()).exists()}
+    return sorted(
+        int(path.name)
+        for path in (there / "checkpoints").iterdir()
+        if path.name in named and len(list(path.iterdir())) == 2
+    )
+
+
+@pytest.mark.parametrize("when", range(9))
+def test_a_bucket_always_has_a_checkpoint_with_its_replay(machines, tmp_path, monkeypatch, when):
+    """Wherever a pass is interrupted, and if everything is made anew here while it sends."""
+    one, _ = machines
+    run, keeping, there = one.begin(), one.bucket(), tmp_path / "bucket" / "run"
+    keeping.claim()
+    save_checkpoint(run, 1)
+    keeping.send()
+    assert whole_in(there) == [1]
+    save_checkpoint(run, 2)
+    put, count = keeping._files.put_file, 0
+
+    def put_file(*args: Any) -> None:
+        nonlocal count
+        if count == when:
+            save_checkpoint(run, 3)
+        if count == when + 2:
+            raise ConnectionError("lost")
+        count += 1
+        put(*args)
+
+    monkeypatch.setattr(keeping._files, "put_file", put_file)
+    with contextlib.suppress(ConnectionError):
+        keeping.send()
+    assert whole_in(there)
+    monkeypatch.setattr(keeping._files, "put_file", put)
+    for _ in range(2):
+        keeping.send()
+    newest = 3 if count >= when and (run.checkpoints / "3").exists() else 2
+    assert whole_in(there) == [newest]
+    run.close()
+
+
 def test_a_claim_whose_answer_was_lost_is_ones_own(machines):
     one, _ = machines
     run, keeping = one.begin(), one.bucket()
@@ -433,14 +492,50 @@ def test_a_failure_of_the_run_is_told_and_not_the_buckets(machines, tmp_path):
 
 def test_what_cannot_be_used_is_told_before_training(monkeypatch, tmp_path):
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with pytest.raises(SeedbedError, match="foo://x/run: the bucket cannot be used .Protocol not"):
+    with pytest.raises(SeedbedError, match="foo://x/run: the bucket cannot be used .Protocol") as error:
         run_path("foo://x/run")
+    assert status_of(error.value) == ExitStatus.FAILED
     (tmp_path / "file").write_text("")
     run = RunFolder.create(run_path(f"file://{tmp_path}/file/run"))
     text = r"the bucket cannot be used \(.*\): check its name and your rights"
-    with pytest.raises(SeedbedError, match=text), kept(run.path, lambda text: None):
+    # It may be otherwise when the same command is given again.
+    with pytest.raises(TemporaryError, match=text), kept(run.path, lambda text: None):
         raise AssertionError
     run.close()
+
+
+def test_a_start_that_was_killed_before_it_sent_anything_is_in_nobodys_way(machines):
+    one, other = machines
+    run = one.begin()
+    one.bucket().claim()
+    again = other.begin()
+    assert again.term == 2
+    other.bucket().claim()
+    for each in (run, again):
+        each.close()
+
+
+def test_a_run_that_another_has_taken_is_not_said_to_be_in_the_bucket(machines):
+    one, other = machines
+    run = one.begin()
+    text = f"another process has taken file://.*, which has none of what is new in {one.folder}"
+    with pytest.raises(SeedbedError, match=text), kept(run.path, lambda text: None):
+        (run.path / "metrics.jsonl").write_text("1\n")
+        other.begin().close()
+        other.bucket().claim()
+    text = "another process trains file://"
+    with pytest.raises(TemporaryError, match=text), kept(run.path, lambda text: None):
+        raise AssertionError
+    run.close()
+
+
+def test_a_start_that_the_bucket_refuses_keeps_no_lock(machines, tmp_path):
+    one, _ = machines
+    (tmp_path / "bucket").write_text("")  # where its folder would be
+    for _ in range(2):
+        with pytest.raises(TemporaryError, match="the bucket cannot be used"):
+            train("cartpole", run=one.folder, steps=1000)
+        (one.folder / ".lock").unlink(missing_ok=True)
 
 
 def test_the_machines_of_a_job_need_a_folder(machines):

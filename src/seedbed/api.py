@@ -126,10 +126,11 @@ def train_settled(
     path = request.run or new_folder(config.name or "run")
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
-    keep_programs()
-    module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
-    screen = make_view(config.runtime.steps, config.name, name_of(path))
-    with kept(path, _tell), folder.training(encoded, files):
+    # A start that the bucket refuses must not keep the folder locked.
+    with contextlib.closing(folder), kept(path, _tell), folder.training(encoded, files):
+        keep_programs()
+        module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
+        screen = make_view(config.runtime.steps, config.name, name_of(path))
         if getattr(config.runtime, "actors", 0) == AUTO:
             config = _sized(config)
             folder.write_config(to_json(config))

@@ -11,9 +11,10 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from seedbed import cache
-from seedbed.exit_status import TemporaryError
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.printable import printable, resume_command
 from seedbed.streams.beside import Beside
@@ -63,7 +64,7 @@ def name_of(folder: Path) -> str:
 def run_path(where: str) -> Path:
     """Returns the folder of a run that is named by its folder or by an address, with what a bucket has.
 
-    Raises SeedbedError if the bucket refuses.
+    Raises SeedbedError if the bucket refuses, TemporaryError if it may not do so later.
     """
     if not is_address(where):
         path = Path(where)
@@ -80,17 +81,25 @@ def run_path(where: str) -> Path:
     beside = Beside(MODULE, ("fetch", str(folder)), lambda text: None, "")
     said = beside.first(_FETCH_S)
     if said is None or "ready" not in said:
-        raise SeedbedError(f"{where}: {(said or {}).get('error', 'its copy has not come')}")
+        raise _refusal(said, f"{where}: ", "its copy has not come")
     beside.end(None)
     return folder
+
+
+def _refusal(said: dict[str, Any] | None, before: str, unsaid: str) -> SeedbedError:
+    """Returns the error of a process that has said why it does not begin, if it has."""
+    said = said or {"error": unsaid, "again": True}
+    kind = TemporaryError if said.get("again", False) else SeedbedError
+    return kind(f"{before}{said.get('error', unsaid)}")
 
 
 @contextlib.contextmanager
 def kept(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Has what is new in a run's folder copied to its bucket, if it has one, until the end of the block.
 
-    Call with the folder locked, and its term taken. Raises SeedbedError if the bucket refuses or another
-    process has the run, and TemporaryError if the bucket lacks something at the end: the folder has it then.
+    Call with the folder locked, and its term taken. Raises SeedbedError if the bucket refuses, or if another
+    process has taken the run at the end, and TemporaryError if another has it now, or if the bucket lacks
+    something at the end: the folder has it then.
     """
     if not address_of(folder):
         yield
@@ -99,13 +108,18 @@ def kept(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     beside = Beside(MODULE, ("keep", str(folder)), tell, lost)
     said = beside.first(_FETCH_S)
     if said is None or "ready" not in said:
-        raise SeedbedError(str((said or {}).get("error", lost)))
+        raise _refusal(said, "", lost)
     failed = True
     try:
         yield
         failed = False
     finally:
         status = beside.end(None)
+        if status == ExitStatus.REFUSED and not failed:
+            raise SeedbedError(
+                f"another process has taken {name_of(folder)}, which has none of what is new in "
+                f"{printable(folder)}: copy that folder to keep it"
+            )
         if status and not failed:
             raise TemporaryError(
                 f"the bucket lacks what is new in {printable(folder)}; when it can be written again, go on "

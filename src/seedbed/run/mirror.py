@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import importlib
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json, write_json
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.checkpoint_helper import TERMS, newest_claim
-from seedbed.run.folder import CONFIG, LOCK, METRICS
+from seedbed.run.folder import CHECKPOINTS, CONFIG, LOCK, METRICS
 from seedbed.streams.beside import Parent
 from seedbed.streams.credentials import ELSEWHERE
 from seedbed.streams.credentials import FOLDER as LISTEN
@@ -37,19 +38,23 @@ _TRIES = 5
 _STATE, _FETCHING = "sent.json", "fetch.lock"
 _LEFT_OUT = (LISTEN, TERMS)
 _ROLE_FILES = ("address.json", "log.txt")
-_CHECKPOINTS = "checkpoints/"
+# What a run goes on from, and what it is made for and learns from, which must not come after it.
+_CHECKPOINTS, _BEFORE = f"{CHECKPOINTS}/", (CONFIG, "replay/", "roles/")
 # Files that grow with each line of metrics, and are sent whole; and the bytes a second that this may take.
 _LOGS, _LOG_BYTES_S = (METRICS, "events.out.tfevents."), 100_000
 _LOG_MOST_S = 600.0  # that a log waits: a machine that is lost takes no more lines with it
 # What a save of a replay ends with; its other files grow between saves.
 _INDEX = ".index"
+# Errors that come again: no such protocol, no rights, no such bucket. Others may be of the network or a disk.
+_LASTING = (ValueError, PermissionError, FileNotFoundError)
 # What changes with a file's content, as the library of each bucket names it.
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "updated")
 
 
-def _order(path: str) -> tuple[bool, bool, str]:
-    """Has checkpoints go first, so that metrics are not ahead of them, and indices after what they name."""
-    return not path.startswith(_CHECKPOINTS), path.endswith(_INDEX), path
+def _order(path: str) -> tuple[bool, bool, bool, str]:
+    """Has replays go before their checkpoints, indices after what they name, and metrics last."""
+    first, second = path.startswith(_BEFORE), path.startswith(_CHECKPOINTS)
+    return not first, not second, path.endswith(_INDEX), path
 
 
 def belongs(path: str) -> bool:
@@ -148,8 +153,10 @@ class Bucket:
             # The next start here takes a later term; and this file is not that of who has the run.
             file.parent.mkdir(exist_ok=True)
             file.write_text("elsewhere")
-            # Who has written the bucket is not known: what it names is not imported unasked.
-            (self._folder / ELSEWHERE).touch()
+            # Who has written the bucket is not known: what it names is not imported unasked. A start that
+            # was killed before it had sent anything has left its term only.
+            if there:
+                (self._folder / ELSEWHERE).touch()
             self._write_state()
 
     @contextlib.contextmanager
@@ -204,8 +211,12 @@ class Bucket:
 
     def _local(self) -> list[str]:
         """Returns what belongs into the bucket, in the order in which it is sent."""
-        paths = [path for path in self._folder.rglob("*") if path.is_file()]
-        found = (path.relative_to(self._folder).as_posix() for path in paths)
+        # Folders may go while this reads them, which `rglob` does not bear.
+        found = (
+            (Path(folder) / name).relative_to(self._folder).as_posix()
+            for folder, _, names in os.walk(self._folder)
+            for name in names
+        )
         return sorted(filter(belongs, found), key=_order)
 
     def new(self, ending: bool = False) -> list[str]:
@@ -237,8 +248,17 @@ class Bucket:
         if CONFIG not in here:
             self._discard()
             return
-        new = self.new(ending)
-        for path in new:
+        new = [path for path in self.new(ending) if path.startswith(_BEFORE)]
+        self._put(new)
+        # A replay takes so long that other checkpoints may be there now.
+        later = [path for path in self.new(ending) if not path.startswith(_BEFORE)]
+        self._put(later)
+        if new or later or not self._same.keys() <= set(here):
+            self._remove_gone()
+        self._write_state()
+
+    def _put(self, paths: list[str]) -> None:
+        for path in paths:
             if time.monotonic() > self._looked_s + _LOOK_S:
                 self._require_mine()
             try:
@@ -255,14 +275,28 @@ class Bucket:
                 continue
             self._same[path], self._sent_s[path] = now, time.monotonic()
             self._versions.pop(path, None)
-        if new or not self._same.keys() <= set(here):
-            self._remove_gone()
-        self._write_state()
+
+    def _has_newer(self, here: list[str]) -> bool:
+        """Returns whether the bucket has all of a checkpoint that is here, with its replays, if one is."""
+        sent = self._same.keys()
+        names = {path.split("/")[1] for path in here if path.startswith(_CHECKPOINTS)}
+        steps = [name for name in names if name.isdigit()]
+        return not steps or any(
+            all(path in sent for path in here if path.startswith(f"{_CHECKPOINTS}{step}/"))
+            and all(path in sent for path in here if path.endswith(f".{step}{_INDEX}"))
+            for step in steps
+        )
 
     def _remove_gone(self) -> None:
-        """Removes checkpoints and parts of replays that are not here any more; all else stays."""
+        """Removes checkpoints and parts of replays that are not here any more; all else stays.
+
+        While a pass lasts, all checkpoints that it has sent may have gone here. They stay in the bucket until
+        it has another.
+        """
         self._require_mine()
         here = self._local()
+        if not self._has_newer(here):
+            return
         replays = _replays(here)
         for path in self._find():
             kept = not path.startswith(_CHECKPOINTS) and _parent(path) not in replays
@@ -305,15 +339,16 @@ def _keep(bucket: Bucket, parent: Parent) -> int:
         ending = parent.ending.wait(_EVERY_S)
         if not ending and time.monotonic() < failed_s:
             continue
-        if ending and (left := bucket.new(ending)):
-            parent.say(say=f"sending {len(left)} files to {bucket.address}")
         try:
+            if ending and (left := bucket.new(ending)):
+                parent.say(say=f"sending {len(left)} files to {bucket.address}")
             bucket.send(ending)
             if told:
                 parent.say(say=f"{bucket.address} has everything again")
             failed_s, told = 0.0, False
         except Taken:
-            return 0  # the learner finds it in its folder, and ends
+            # The learner finds it in its folder, and ends; unless it has ended.
+            return ExitStatus.REFUSED if ending else 0
         except Exception as error:  # each library has errors of its own
             if not told:
                 parent.say(say=f"{bucket.address} refuses ({_text(error)}); tried again")
@@ -339,14 +374,15 @@ def main() -> None:
         else:
             bucket.claim()
     except Taken:
-        parent.say(error=f"another process trains {name}: wait for it, or stop it")
+        parent.say(error=f"another process trains {name}: wait for it, or stop it", again=True)
         return
     except ImportError as error:
         parent.say(error=f"{_text(error)}: pip install 'seedbed[s3]' or 'seedbed[gs]'")
         return
     except Exception as error:
         parent.say(
-            error=f"the bucket cannot be used ({_text(error)}): check its name and your rights"
+            error=f"the bucket cannot be used ({_text(error)}): check its name and your rights",
+            again=not isinstance(error, _LASTING),
         )
         return
     parent.say(ready=True)
