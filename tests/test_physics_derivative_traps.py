@@ -317,6 +317,40 @@ def test_a_frozen_environment_is_harmless(integrator):
     np.testing.assert_allclose(by_damping, 3 / 8 * alone[2], rtol=1e-5)
 
 
+SPINNING = """
+<mujoco>
+  <option timestep="0.01" integrator="RK4"/>
+  <worldbody>
+    <body>
+      <joint name="a" axis="0 1 0" damping=".1"/>
+      <geom type="capsule" fromto="0 0 0 0 0 .3" size=".04"/>
+      <body pos="0 0 .3">
+        <joint axis="1 0 0" damping=".1"/><geom type="capsule" fromto="0 0 0 .1 0 .3" size=".04"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor joint="a" gear="3"/></actuator>
+</mujoco>
+"""
+
+
+def test_an_environment_that_diverges_in_a_step_of_runge_kutta_is_harmless():
+    """In whichever of the four stages that is."""
+    model = physics.load(SPINNING)
+    qpos, ctrl = np.float32([[0.1, 0.2]] * 8), np.zeros((8, 1), np.float32)
+    speeds = [[0.1, 0.2], [10, 10], [1e5, 1e5], [1e6, 1e6], [1e8, -1e8], [5e9, 5e9], [0.3, 0.1]]
+    state = states(model, qpos, np.float32([*speeds, [0.1, 0.2]]))
+    after = jax.jit(simd.vectorize(lambda s, c: physics.step(model, s, c)))(state, ctrl)
+    frozen = np.asarray(after.diverged)
+    assert frozen.tolist() == [False, False, True, True, True, True, False, False]
+    assert is_finite((after.qpos, after.qvel))
+    np.testing.assert_array_equal(after.qvel[frozen], state.qvel[frozen])
+    by_state, by_ctrl, by_damping = kernel_gradients(model, state, ctrl)
+    assert is_finite((by_state.qpos, by_state.qvel, by_ctrl, by_damping))
+    assert not np.asarray(by_ctrl)[frozen].any() and np.asarray(by_ctrl)[~frozen].all()
+    np.testing.assert_array_equal(by_state.qvel[frozen], 1)
+
+
 @pytest.mark.slow
 def test_a_bad_control_has_no_derivative():
     model = directional.load("hopper", oracle.EULER)

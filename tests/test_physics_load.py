@@ -122,6 +122,17 @@ def test_unsupported_elements_are_named(complaint):
     assert all(": " in line for line in lines)  # and what to do
 
 
+def test_the_condim_that_counts_is_refused_and_no_other():
+    source = (
+        '<mujoco><worldbody><geom type="plane" size="1 1 1" condim="{}" priority="{}"/>'
+        '<body><freejoint/><geom size=".1" condim="{}"/></body></worldbody></mujoco>'
+    )
+    assert physics.load(source.format(3, 1, 6)).ngeom == 2
+    for given in ((6, 1, 3), (3, 0, 6), (3, -1, 6)):
+        with pytest.raises(SeedbedError, match="condim=6 of geom"):
+            physics.load(source.format(*given))
+
+
 def test_a_model_that_cannot_move_is_refused():
     with pytest.raises(SeedbedError, match="without joints: add one"):
         physics.load("<mujoco/>")

@@ -14,8 +14,8 @@ from jax.extend.core import jaxprs_in_params
 
 import mujoco_states as oracle
 from numpy_jaxpr import evaluate
-from seedbed import physics
-from seedbed.physics.model import EULER, RK4
+from seedbed import physics, simd
+from seedbed.physics.model import EULER, IMPLICITFAST, RK4
 from seedbed.types import SeedbedError
 
 FIELDS = (
@@ -212,6 +212,78 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
 
 
 @pytest.mark.slow
+def test_what_is_read_anew_of_a_diverged_environment_is_zero():
+    model = physics.load(CARTPOLE.format(integrator="Euler"))
+
+    def run(qpos: Any) -> physics.Data:
+        state = physics.init(model, qpos)
+        return physics.refresh(model, physics.step_data(model, state, jnp.zeros(1)))
+
+    data = jax.jit(simd.vectorize(run))(np.float32([[0.1, 0.2], [np.nan, 0.2]]))
+    assert np.asarray(data.diverged).tolist() == [False, True]
+    for name in ("xpos", "xquat", "cvel", "cinert", "subtree_com", "ncon", "sensordata"):
+        assert not np.asarray(getattr(data, name))[1].any(), name
+    assert np.asarray(data.xpos)[0].any()
+
+
+def test_an_integrator_that_a_file_may_not_have_is_refused():
+    tendon = (
+        '<tendon><fixed damping="1"><joint joint="cart" coef="1"/></fixed></tendon></mujoco>'
+    )
+    plain = CARTPOLE.format(integrator="Euler")
+    damped = plain.replace("</mujoco>", tendon)
+    fluid = plain.replace('integrator="Euler"', 'integrator="Euler" density="1"')
+    for source, integrator, text in (
+        (plain, 2, "opt.integrator is 2: give 0 "),
+        (damped, IMPLICITFAST, "implicitfast, and the model has damping of a tendon: use Euler"),
+        (fluid, IMPLICITFAST, "implicitfast, and the model has density or viscosity"),
+    ):
+        model = load(source, integrator)
+        with pytest.raises(SeedbedError, match=text):
+            physics.step(model, physics.init(model), jnp.zeros(1))
+
+
+READ = """
+<mujoco>
+  <option timestep=".01"/>
+  <worldbody>
+    <site name="origin"/>
+    <geom name="floor" type="plane" size="5 5 .1"/>
+    <body pos="0 0 .099"><freejoint/><geom size=".1"/></body>
+    <body name="box" pos="1 0 .099"><freejoint/><geom type="box" size=".1 .1 .1"/></body>
+    <body pos="3 0 0"><geom type="box" size=".1 .1 .1"/></body>
+    <body mocap="true" pos="1 0 .25"><geom size=".06"/></body>
+    <body pos="0 2 0">
+      <joint axis="0 1 0"/><geom type="capsule" size=".05 .2" pos="0 0 1"/>
+      <body><inertial pos="0 0 0" mass="0" diaginertia="1 1 1"/></body>
+    </body>
+  </worldbody>
+  <sensor>
+    <force site="origin"/>
+    <contact body1="box" cutoff="1"/><contact geom1="floor" num="6" data="found" cutoff="2"/>
+  </sensor>
+</mujoco>
+"""
+
+
+def test_the_world_is_not_pushed_and_what_has_inertia_only_turns():
+    """Reactions of static and mocap bodies, numbers of contacts beside a cutoff, a rotor without mass."""
+    compiled = mujoco.MjModel.from_xml_string(READ)
+    compiled.opt.tolerance = 1e-12
+    data, model = mujoco.MjData(compiled), physics.load(READ)
+    data.qvel[-1] = 1.0
+    qpos, qvel = np.float32([data.qpos]), np.float32([data.qvel])
+    mujoco.mj_step(compiled, data)
+
+    def run(qpos: Any, qvel: Any) -> physics.Data:
+        return physics.step_data(model, physics.init(model, qpos, qvel), jnp.zeros(0))
+
+    ours = jax.jit(simd.vectorize(run))(qpos, qvel)
+    for name, tolerance in (("qvel", 1e-5), ("cfrc_ext", 1e-3), ("sensordata", 1e-3)):
+        wanted, got = getattr(data, name), np.asarray(getattr(ours, name))[0]
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=tolerance * 40, err_msg=name)
+
+
 def test_runge_kutta_holds_the_forward_pass_once():
     def equations(jaxpr: Any) -> int:
         inner = [x for eqn in jaxpr.eqns for x in jaxprs_in_params(eqn.params)]

@@ -365,10 +365,11 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
 
 
 def wrenches(problem: Problem, sums: Sums) -> jax.Array:
-    """Returns the wrenches of contacts on all bodies [nbody, 6]."""
+    """Returns the wrenches of contacts on all bodies [nbody, 6]; none on the world, as in MuJoCo."""
     rows: list[Array] = [np.zeros(6, sums.wrench.dtype)] * problem.model.nbody
     for body, row in zip(problem.touched, math.unstack(sums.wrench, 0), strict=True):
         rows[body] = row
+    rows[0] = np.zeros(6, sums.wrench.dtype)
     return jnp.stack(rows)
 
 

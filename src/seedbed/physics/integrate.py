@@ -15,9 +15,9 @@ from seedbed.physics import linear, math
 from seedbed.physics.actuators import next_activation
 from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.implicit import divide
-from seedbed.physics.model import BALL, FREE, IMPLICITFAST, Data, Model, State
+from seedbed.physics.model import BALL, EULER, FREE, IMPLICITFAST, RK4, Data, Model, State
 from seedbed.simd.derivative import recomputed
-from seedbed.types import Array
+from seedbed.types import Array, SeedbedError
 
 TABLEAU = {
     # Share of the time step from the start to the next stage; the last stage has no next one.
@@ -26,6 +26,30 @@ TABLEAU = {
     "first": np.array([True, False, False, False]),
 }
 """Constants of the four Runge-Kutta stages, by column."""
+
+
+def require_integrator(model: Model) -> None:
+    """Raises SeedbedError if `opt.integrator` is one that `load` refuses for such a model."""
+    option = model.opt
+    if option.integrator not in (EULER, RK4, IMPLICITFAST):
+        raise SeedbedError(
+            f"opt.integrator is {option.integrator}: give {EULER} (Euler), {RK4} (RK4) or {IMPLICITFAST} "
+            "(implicitfast)"
+        )
+    shared = (model.actuator_site >= 0) | ((np.asarray(model.actuator_moment) != 0).sum(1) > 1)
+    servos = [
+        each
+        for each in (model.actuator_gainprm, model.actuator_biasprm)
+        if isinstance(each, np.ndarray)
+    ]
+    left_out = {
+        "density or viscosity": option.density or option.viscosity,
+        "damping of a tendon": model.tendon_damping.any(),
+        "damping of a servo of a tendon or site": any(x[shared, 2].any() for x in servos),
+    }
+    for what, found in left_out.items():
+        if option.integrator == IMPLICITFAST and found:
+            raise SeedbedError(f"opt.integrator is implicitfast, and the model has {what}: use Euler")
 
 
 def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Sequence[Array]) -> Data:
@@ -114,7 +138,9 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
 
     The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc`
     is the weighted mean of the stages and `sensordata` is of the first, as in MuJoCo, and that `solver_niter`
-    and `solver_error` are those of the worst stage. Only the first stage's acceleration can set `diverged`.
+    and `solver_error` are those of the worst stage. As in MuJoCo, a bad acceleration of the first stage sets
+    `diverged`. So does what MuJoCo would find at the next step, as float32 may have no number for it then: a
+    later stage that begins with a bad position or velocity, or whose acceleration is not finite.
     """
     h, dtype = model.opt.timestep, data.qpos.dtype
 
@@ -125,7 +151,9 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
 
     def stage(carry: Any, row: Any) -> tuple[Any, None]:
         begun, way, mean_velocity, mean_qacc, mean_rate = carry
-        done = forward(begun.state)
+        diverged = begun.diverged | ~(is_sane(begun.qpos).all() & is_sane(begun.qvel).all())
+        # A lane that has diverged goes on with harmless numbers: in derivatives, 0 times infinity is no 0.
+        done = forward(where(diverged, data.state, begun.state))
         velocity = _on_the_way(model, done.qvel, h * way)
         mean_velocity = mean_velocity + row["weight"] * velocity
         mean_qacc = mean_qacc + row["weight"] * done.qacc
@@ -142,14 +170,17 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
             sensordata=jnp.where(row["first"], done.sensordata, begun.sensordata),
             solver_niter=jnp.maximum(begun.solver_niter, done.solver_niter),
             solver_error=jnp.maximum(begun.solver_error, done.solver_error),
-            diverged=begun.diverged | (row["first"] & ~is_sane(done.qacc).all()),
+            diverged=diverged
+            | (row["first"] & ~is_sane(done.qacc).all())
+            | ~jnp.isfinite(done.qacc).all(),
         )
         return (after, way, mean_velocity, mean_qacc, mean_rate), None
 
     none, still = jnp.zeros(model.nv, dtype), jnp.zeros(model.na, dtype)
     rows = {name: math.constant(column, dtype) for name, column in TABLEAU.items()}
     begin = data, none, none, none, still
-    (last, _, velocity, qacc, act_dot), _ = lax.scan(recomputed(stage), begin, rows)
+    (last, _, *means), _ = lax.scan(recomputed(stage), begin, rows)
+    velocity, qacc, act_dot = where(last.diverged, [none, none, still], means)
     target = move(velocity, qacc, next_activation(model, data.act, act_dot))
     qvel, qvel_low = math.two_sum(data.qvel, data.qvel_low + h * qacc)
     return last._replace(
@@ -161,6 +192,11 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
         act=target.act,
         qacc=qacc,
     )
+
+
+def where(found: Array, these: Any, others: Any) -> Any:
+    """Returns a tree of `these` arrays where a bool is true, of `others` elsewhere."""
+    return jax.tree.map(lambda this, other: jnp.where(found, this, other), these, others)
 
 
 def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:

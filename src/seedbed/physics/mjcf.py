@@ -26,6 +26,7 @@ _CLIPPED = tuple(
     int(kind)
     for kind in (mujoco.mjtDataType.mjDATATYPE_REAL, mujoco.mjtDataType.mjDATATYPE_POSITIVE)
 )
+_CONTACT = mujoco.mjtSensor.mjSENS_CONTACT
 ITERATIONS = 100
 """Most iterations of the solver: MuJoCo's default. The solver converges in fewer than 15."""
 
@@ -113,10 +114,12 @@ def with_flags(compiled: Any) -> Any:
     if off(bits.mjDSBL_ACTUATION):
         m.actuator_gainprm[:] = m.actuator_biasprm[:] = 0
         m.actuator_forcelimited[:] = m.jnt_actfrclimited[:] = m.actuator_actlimited[:] = 0
-        # An activation stays what it is: it integrates a control that is always 0.
+        # An activation stays what it is: it integrates a control that is always 0. Actuators of several
+        # controls are refused.
         driven = m.actuator_actnum > 0
         m.actuator_dyntype[driven] = mujoco.mjtDyn.mjDYN_INTEGRATOR
-        m.actuator_ctrllimited[driven], m.actuator_ctrlrange[driven] = 1, 0
+        if m.nu == m.nactuator:
+            m.actuator_ctrllimited[driven], m.actuator_ctrlrange[driven] = 1, 0
     if off(bits.mjDSBL_SPRING):
         m.jnt_stiffness[:] = 0
         m.tendon_stiffness[:] = 0
@@ -249,7 +252,7 @@ def _sensor(m: Any, i: int) -> Sensor:
         adr=int(m.sensor_adr[i]),
         dim=int(m.sensor_dim[i]),
         cutoff=float(m.sensor_cutoff[i]),
-        clipped=int(m.sensor_datatype[i]) in _CLIPPED,
+        clipped=int(m.sensor_datatype[i]) in _CLIPPED and m.sensor_type[i] != _CONTACT,
         intprm=(int(m.sensor_intprm[i, 0]), int(m.sensor_intprm[i, 1])),
         of_forces=int(m.sensor_needstage[i]) == int(mujoco.mjtStage.mjSTAGE_ACC),
         simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),

@@ -191,9 +191,9 @@ def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
 
 
 def _collisions(m: Any) -> Iterator[Refusal]:
-    """Yields each candidate pair without a collider, and each geom in a pair with an unsupported condim.
+    """Yields each candidate pair without a collider, and each geom that gives a pair an unsupported condim.
 
-    Only geoms in candidate pairs are checked; condim must be 1 or 3.
+    It must be 1 or 3. Of two geoms, that of the higher priority gives it; of equal ones, the greater counts.
     """
     named = slots.named_pairs(m)
     for pair in slots.pairs(m):
@@ -207,8 +207,9 @@ def _collisions(m: Any) -> Iterator[Refusal]:
         if pair in named:
             yield from _of_pair(m, named[pair], " with ".join(geoms))
             continue
+        first = max(m.geom_priority[g] for g in pair)
         for g, name in zip(pair, geoms, strict=True):
-            if m.geom_condim[g] not in (1, 3):
+            if m.geom_priority[g] == first and m.geom_condim[g] not in (1, 3):
                 yield Refusal(f"condim={m.geom_condim[g]} of geom", "use 1 or 3", name)
 
 
@@ -228,7 +229,7 @@ def _actuators(m: Any) -> Iterator[Refusal]:
         actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
         # On a hinge or a slide the two are the same.
         if not _is_driven(m, i):
-            remedy = "drive joints, tendons or sites"
+            remedy = "drive joints, fixed tendons or sites"
             yield Refusal("actuator on no hinge or slide", remedy, actuator)
         elif _damps_more(m, i) and _implicit(m):
             remedy = "use the integrator Euler, or drive joints"

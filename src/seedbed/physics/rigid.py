@@ -92,7 +92,9 @@ def _matrices(quats: np.ndarray) -> np.ndarray:
 
 
 def parts_of(fields: Mapping[str, Any]) -> Parts:
-    """Merges the bodies that each moving body carries into one part; bodies without mass are left out.
+    """Merges the bodies that each moving body carries into one part.
+
+    Bodies without mass and inertia are left out.
 
     If body_mass, body_ipos or body_inertia is a JAX array, every body that moves is a part of its own.
     """
@@ -105,7 +107,8 @@ def parts_of(fields: Mapping[str, Any]) -> Parts:
     carried = {b: [c for c in range(b, len(weld)) if weld[c] == b] for b in moving}
     if any(traced):
         return _apart(fields, [c for b in moving for c in carried[b]])
-    groups = {b: [c for c in carried[b] if fields["body_mass"][c] > 0] for b in moving}
+    heavy = (fields["body_mass"] > 0) | (fields["body_inertia"] > 0).any(axis=1)
+    groups = {b: [c for c in carried[b] if heavy[c]] for b in moving}
     merged = {b: _merge(_apart(fields, group)) for b, group in groups.items() if group}
     columns = zip(*merged.values(), strict=True)
     mass, pos, axes, inertia = (np.array(column) for column in columns)
@@ -135,7 +138,7 @@ def _apart(fields: Mapping[str, Any], bodies: list[int]) -> Parts:
 def _merge(parts: Parts) -> tuple[np.floating, np.ndarray, np.ndarray, np.ndarray]:
     """Joins the parts of one moving body into one: mass, pos [3], axes [3, 3], inertia [3]."""
     mass = parts.mass.sum()
-    com = parts.mass @ parts.pos / mass
+    com = parts.mass @ parts.pos / mass if mass else parts.pos[0]
     if len(parts.body) == 1:
         moments, axes = parts.inertia[0] + np.array([0, 1, 1]) * parts.inertia[0, 0], parts.axes[0]
     else:

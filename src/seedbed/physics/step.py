@@ -29,7 +29,7 @@ from seedbed.physics.dynamics import (
 )
 from seedbed.physics.equality import Moving, held, holds_bodies
 from seedbed.physics.implicit import Smooth, divide, solve
-from seedbed.physics.integrate import euler, runge_kutta
+from seedbed.physics.integrate import euler, require_integrator, runge_kutta, where
 from seedbed.physics.kinematics import kinematics
 from seedbed.physics.model import RK4, Data, Inputs, Keyframe, Model, State
 from seedbed.physics.problem import pose
@@ -178,8 +178,21 @@ def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
     inputs = _inputs(model, given | {"ctrl": ctrl}, dtype)
     model = model.astype(dtype)
     bad = state.diverged | ~(is_sane(state.qpos).all() & is_sane(state.qvel).all())
-    # A bad environment's lane computes with harmless numbers, so that its loops end when the others end.
-    begun = state._replace(
+    begun = _harmless(model, state, bad)
+    if model.opt.integrator != RK4:
+        done, mass, force, slope = _forward(model, begun, inputs)
+        with named_scope("integration"):
+            done = euler(model, done, mass, force, slope)
+    else:
+        begun_data = make_data(model, begun)
+        done = runge_kutta(model, begun_data, lambda at: _forward(model, at, inputs)[0])
+    kept = where(done.diverged, make_data(model, state), done)
+    return kept._replace(diverged=done.diverged)
+
+
+def _harmless(model: Model, state: State, bad: jax.Array) -> State:
+    """Puts a model's rest into the place of a bad state, so that its lane's loops end when the others end."""
+    return state._replace(
         qpos=jnp.where(bad, model.qpos0, state.qpos),
         qpos_low=jnp.where(bad, 0, state.qpos_low),
         qvel=jnp.where(bad, 0, state.qvel),
@@ -188,16 +201,6 @@ def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
         qacc_warmstart=jnp.where(bad, 0, state.qacc_warmstart),
         diverged=bad,
     )
-    if model.opt.integrator != RK4:
-        done, mass, force, slope = _forward(model, begun, inputs)
-        with named_scope("integration"):
-            done = euler(model, done, mass, force, slope)
-    else:
-        begun_data = make_data(model, begun)
-        done = runge_kutta(model, begun_data, lambda at: _forward(model, at, inputs)[0])
-    kept = make_data(model, state)
-    kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, kept)
-    return kept._replace(diverged=done.diverged)
 
 
 @checked
@@ -205,11 +208,13 @@ def refresh(model: Model, data: Data, **given: Array) -> Data:
     """Computes positions and velocities of bodies of one environment anew, as mj_step1 after mj_step.
 
     `data` is what a step of the `model` returned, and `given` its inputs. Forces, accelerations and the
-    sensors of them stay those of the step; dm_control sees a step so.
+    sensors of them stay those of the step; dm_control sees a step so. Where `diverged` is set, all stays 0.
 
     Raises SeedbedError as `forward` does.
     """
-    new = forward(model, data.state, **given)
+    bad = data.diverged
+    new = forward(model, _harmless(model, data.state, bad), **given)
+    new = where(bad, jax.tree.map(jnp.zeros_like, new), new)
     late = np.concatenate([[s.of_forces] * s.dim for s in model.sensors] or [[]]).astype(bool)
     moved = {name: getattr(new, name) for name in ("ncon", "cinert", "cvel", *_PLACES)}
     return data._replace(
@@ -320,7 +325,12 @@ def _inputs(model: Model, given: Mapping[str, Array], dtype: Any) -> Inputs:
 
 
 def _check(model: Model, state: State) -> Any:
-    """Returns the dtype of a state. Raises SeedbedError if its sizes are not the model's or it is a batch."""
+    """Returns the dtype of a state.
+
+    Raises SeedbedError if its sizes are not the model's, if it is a batch, or if the model has an integrator
+    that is not simulated.
+    """
+    require_integrator(model)
     dtype = _array("qpos", state.qpos).dtype
     _floats("qpos", state.qpos, (model.nq,), dtype)
     _floats("qpos_low", state.qpos_low, (len(model.root_dofs),), dtype)
