@@ -41,7 +41,7 @@ class Sharing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leases = Leases(EXPERIENCE, STEPS, 0, 0)
+        self.leases = Leases(EXPERIENCE, STEPS, learners=3)
         self.saved = json.dumps(self.leases.save())
         self.done = {number: Tally() for number in range(3)}
         self.until = {number: Tally() for number in range(3)}
@@ -75,7 +75,7 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def shard_dies(self) -> None:
         """What was reported since the save is reported again, before anybody gets a lease."""
-        self.leases = Leases(EXPERIENCE, STEPS, 0, 0)
+        self.leases = Leases(EXPERIENCE, STEPS, learners=3)
         self.leases.restore(json.loads(self.saved))
         for learner, tally in self.done.items():
             self.leases.report(learner, tally)
@@ -98,7 +98,7 @@ class Sharing(RuleBasedStateMachine):
         added, drawn = sum(each.added for each in every), sum(each.drawn for each in every)
         asked = EXPERIENCE.ratio * max(0, added - EXPERIENCE.min_size)
         assert drawn <= asked
-        slack = SLACK_BATCHES * EXPERIENCE.batch + EXPERIENCE.ratio * len(every)
+        slack = 3 * SLACK_BATCHES * EXPERIENCE.batch + EXPERIENCE.ratio * len(every)
         assert asked - drawn <= slack
         assert sum(each.steps for each in every) <= STEPS
 
@@ -115,6 +115,51 @@ def test_without_replay_only_steps_are_leased():
     leases.expire(2)
     assert leases.lease(3).steps == 876
     assert leases.lease(3).total_steps == 1100
+
+
+@pytest.mark.parametrize("steps", [30_000, 10**6])
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_learners_that_are_equally_fast_do_equally_much(count, steps):
+    leases, done = Leases(None, steps, learners=count), [0] * count
+    while leases.total_steps < steps:
+        for learner in range(count):
+            leases.report(learner, Tally(steps=done[learner]))
+            done[learner] = min(done[learner] + 100, leases.lease(learner).steps)
+    assert sum(done) == steps and max(done) - min(done) <= 2 * 1024
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_all_learners_draw(count):
+    """Each plays 16 steps, and draws a batch if it may, of 32 that are asked for."""
+    leases = Leases(EXPERIENCE, 10**6, learners=count)
+    done = [Tally()] * count
+    for _ in range(500):
+        for learner in range(count):
+            leases.report(learner, done[learner])
+            lease, now = leases.lease(learner), done[learner]
+            added = min(now.added + 16, lease.added, lease.steps)
+            drawn = now.drawn + 8 * (now.drawn + 8 <= lease.drawn)
+            done[learner] = Tally(added, added, drawn)
+    drawn = [each.drawn for each in done]
+    assert min(drawn) > 0.95 * 8 * 500
+
+
+@pytest.mark.parametrize("added", [0, 60])
+def test_learners_that_cannot_work_do_not_stop_the_others(added):
+    """Those go on asking, and can neither add nor draw, before or after replay has its first items."""
+    now_s, count = 0.0, 4
+    leases = Leases(EXPERIENCE, 10**6, learners=count, now_s=lambda: now_s)
+    done = [Tally(added, added, 0)] * count
+    for turn in range(2000):
+        now_s = turn * 0.1
+        for learner in range(count):
+            leases.report(learner, done[learner])
+            lease, now = leases.lease(learner), done[learner]
+            if learner == 0:
+                more = min(now.added + 4, lease.added, lease.steps)
+                drawn = now.drawn + 8 * (now.drawn + 8 <= lease.drawn)
+                done[0] = Tally(more, more, drawn)
+    assert done[0].drawn > 8 * 1500
 
 
 def test_a_report_counts_once():

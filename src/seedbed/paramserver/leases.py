@@ -1,15 +1,17 @@
 """One count of steps and one ratio of drawing to adding for all learners of a run.
 
 Parameter shard 0 keeps both, since no learner works without it. A learner reports what it has done since its
-start, and gets a lease: how far it may go before it has to ask again. When a learner's stream ends, or when
-it has not asked for long, what its lease leaves unused is given to others. If the learner works on
-nevertheless, the run exceeds its steps and its ratio by that unused part at most. Reports are totals, so none
-counts twice. For one thread.
+start, and gets a lease: how far it may go before it has to ask again. When a learner's stream ends, when
+it has not asked for long, or when it asks but has done nothing for long, what its lease leaves unused is given
+to others. If the learner works on nevertheless, the run exceeds its steps and its ratio by that unused part
+at most. Reports are totals, so none counts twice. For one thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from seedbed.replay.limiter import SLACK_BATCHES, RatioLimiter
@@ -17,9 +19,12 @@ from seedbed.types import Replay
 
 _BATCHES = 4
 """The batches that a lease allows to draw, at most."""
-_LEAST_STEPS = 1 << 10
+# The steps that a lease allows: so many are enough until the next, and so few that learners end together.
+_LEAST_STEPS, _MOST_STEPS = 1 << 10, 1 << 14
 # The share of what is left that one lease may take, divided by the number of learners.
 _SHARE = 0.5
+# Seconds after which a learner that asks, and has done nothing, is not waited for: its replay may be away.
+_IDLE_S = 30.0
 
 
 class Tally(NamedTuple):
@@ -45,10 +50,14 @@ class _Holder:
 
     tally: Tally
     until: Tally
+    worked_s: float  # when its tally has changed last
 
 
 class Leases:
-    """The leases of all learners. `save` returns what belongs to the parameters of that moment."""
+    """The leases of all learners. `save` returns what belongs to the parameters of that moment.
+
+    Drawing may be `SLACK_BATCHES` batches behind for each of the `learners` of the run.
+    """
 
     def __init__(
         self,
@@ -57,12 +66,16 @@ class Leases:
         done: int = 0,
         items: int = 0,
         owed: float = 0.0,
+        learners: int = 1,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`steps` are those of the run, of which `done` are done; replay holds `items`.
 
-        `owed` draws are asked for already. `experience` is None if the agent learns without replay.
+        `owed` draws are asked for already. `experience` is None if the agent learns without replay. `now_s`
+        returns the time.
         """
         self._experience, self._steps = experience, steps
+        self._learners, self._now_s = learners, now_s
         self._limiter = None if experience is None else RatioLimiter(experience)
         if self._limiter is not None:
             self._limiter.owed = owed
@@ -87,7 +100,11 @@ class Leases:
             self._held = min(self._held + added, self._experience.capacity)
             self._limiter.drawn(drawn)
         if learner in self._holders:
-            self._holders[learner].tally = self._tallies[learner]
+            self._update(self._holders[learner], self._tallies[learner])
+
+    def _update(self, holder: _Holder, tally: Tally) -> None:
+        if holder.tally != tally:
+            holder.tally, holder.worked_s = tally, self._now_s()
 
     def lower_held(self, items: int) -> None:
         """Counts no more than these items as held: a replay shard has lost some."""
@@ -96,16 +113,23 @@ class Leases:
     def lease(self, learner: int) -> Lease:
         """Returns a learner's lease, which may go further than the one before, and never less far."""
         tally = self._tallies.get(learner, Tally())
-        holder = self._holders.setdefault(learner, _Holder(tally, tally))
-        holder.tally = tally
+        now_s = self._now_s()
+        holder = self._holders.setdefault(learner, _Holder(tally, tally, now_s))
+        self._update(holder, tally)
         left = self._left()
-        taken = Tally(*map(sum, zip(*map(_unused, self._holders.values()), strict=True)))
-        share = _SHARE / len(self._holders)
+        busy = [
+            each
+            for each in self._holders.values()
+            if each is holder or now_s - each.worked_s < _IDLE_S
+        ]
+        taken = Tally(*map(sum, zip(*map(_unused, busy), strict=True)))
+        share = _SHARE / max(self._learners, len(busy))
         grants = []
         for name, room, used in zip(Tally._fields, left, taken, strict=True):
             own, free = getattr(_unused(holder), name), room - used
-            least = _LEAST_STEPS if name == "steps" else 1
-            most = max(least, int(room * share))
+            most = max(1, int(room * share))
+            if name == "steps":
+                most = min(max(_LEAST_STEPS, most), _MOST_STEPS)
             if name == "drawn" and self._experience is not None:
                 batch = self._experience.batch
                 most = _BATCHES * batch
@@ -128,7 +152,8 @@ class Leases:
             return Tally(steps, 0, 0)
         experience, owed = self._experience, self._limiter.owed
         missing = max(0, experience.min_size - self._held)
-        beyond = int((SLACK_BATCHES * experience.batch - owed) / experience.ratio)
+        slack = SLACK_BATCHES * experience.batch * self._learners
+        beyond = int((slack - owed) / experience.ratio)
         # Nothing can be drawn while items are missing, so draws that are owed do not keep them out.
         added = missing + max(0, beyond) if missing else beyond
         return Tally(steps, added, 0 if missing else int(owed))

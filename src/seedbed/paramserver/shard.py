@@ -65,7 +65,9 @@ class ParameterShard:
         if shard == 0:
             experience = agent.experience
             self.leases = Leases(
-                experience if isinstance(experience, Replay) else None, job.config.steps
+                experience if isinstance(experience, Replay) else None,
+                job.config.steps,
+                learners=job.config.learners,
             )
             self.leases.restore(save.books["leases"])
         self._pulled_s: dict[int, float] = {}  # when each learner with a lease has pulled last

@@ -18,9 +18,10 @@ AHEAD = 2
 class Balance:
     """The ratio of drawing to adding, of one learner or of all; as `replay.limiter.RatioLimiter`."""
 
-    def __init__(self, simulation: Simulation, experience: Replay) -> None:
+    def __init__(self, simulation: Simulation, experience: Replay, learners: int = 1) -> None:
         """Replay holds `min_size` items already."""
         self._experience, self._owed = experience, 0.0
+        self._slack = SLACK_BATCHES * experience.batch * learners
         # Given when a batch may be drawn, to one that waits, and when acting may go on, to all.
         self.drawable, self.addable = Signal(simulation), Signal(simulation)
 
@@ -32,7 +33,7 @@ class Balance:
     @property
     def may_add(self) -> bool:
         """Whether acting may go on."""
-        return self._owed < SLACK_BATCHES * self._experience.batch
+        return self._owed < self._slack
 
     def draw(self) -> bool:
         """Takes a batch of draws, if so many are owed; returns whether they were."""

@@ -103,7 +103,7 @@ class ReplayShards:
         assert isinstance(sizes.experience, Replay)
         self.simulation, self.sizes, self.parts = simulation, sizes, parts
         self.workers = [Worker(simulation, machine) for machine in machines]
-        self.balance = Balance(simulation, sizes.experience)
+        self.balance = Balance(simulation, sizes.experience, len(machines))
         self._acting, self._costs = acting, costs
 
     def cost(self, worker: Worker, machine: Machine, size: float) -> tuple[Cost, Cost]:
