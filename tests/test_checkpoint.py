@@ -230,6 +230,18 @@ def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     assert read_best(tmp_path) == {"step": 2, "score": 4.0, "task": 0}
 
 
+def test_other_arrays_beside_the_same_parameters_keep_what_is_known_of_these(tmp_path):
+    """As of a run that goes on with other rates of exploration."""
+    with CheckpointWriter(tmp_path) as writer:
+        for value, updates, more in ((1.0, 7, {"evaluation": 5}), (2.0, 7, {}), (3.0, 8, {})):
+            arrays = {"x": np.full(3, value)}
+            writer.save(4, arrays, {"start": {"updates": updates}} | more)
+            writer.wait()
+            _, found, metadata = restore(tmp_path, arrays)
+            assert found["x"][0] == value
+            assert metadata.get("evaluation") == (5 if updates == 7 else None)
+
+
 def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     write(tmp_path, 1, 1.0)
     rename = Path.rename

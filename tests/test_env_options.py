@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import json
 import shlex
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -417,3 +419,12 @@ def test_a_configuration_in_a_file_is_a_run(
 def test_a_name_that_means_another_environment_now_is_no_command():
     """`cartpole` was Gymnasium's task of the host."""
     assert flags.command(defaults.configure(GymEnv("CartPole-v1"), "r2d2", "cartpole")) == ""
+
+
+def test_an_id_of_atari_is_known_in_a_process_that_has_not_asked_for_it() -> None:
+    code = (
+        "from seedbed.envs.host.gym import require_id\n"
+        "require_id('ALE/Pong-v5')\n"
+        "import gymnasium; gymnasium.spec('ALE/Pong-v5')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -100,6 +100,21 @@ def test_code_of_a_script_stays_with_the_run(tmp_path):
     assert card._environment(told) == "`Walk`"
 
 
+def test_an_evaluation_stands_once_in_the_curve_with_its_steps():
+    first = {"evaluation/env_steps": 3, "evaluation/episode_return_mean": 7.0}
+    second = {"evaluation/env_steps": 9, "evaluation/episode_return_mean": 7.0}
+    evaluated = ({}, first, first, second, {})
+    lines = [{"env_steps": 5 * k, "wall_s": k, **more} for k, more in enumerate(evaluated)]
+    assert card.curve(lines).splitlines() == [
+        "env_steps,wall_s,return,evaluation,evaluated_at",
+        "0,0,,,",
+        "5,1,,7.0,3",
+        "10,2,,,",
+        "15,3,,7.0,9",
+        "20,4,,,",
+    ]
+
+
 @pytest.mark.slow
 def test_a_folder_is_loaded_as_its_run(run, folder):
     observations = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)

@@ -474,6 +474,26 @@ class Several(CartPole):
         return state._replace(timestep=parted)
 
 
+class Half(Ppo):
+    """It reports metrics of other types."""
+
+    def _loss(self, weights, state, batch):
+        loss, output = super()._loss(weights, state, batch)
+        more = {"half": jnp.bfloat16(1.5), "whole": jnp.int32(3), "whether": jnp.bool_(True)}
+        return loss, output._replace(metrics=output.metrics | more)
+
+
+def test_metrics_of_any_type_are_reported_as_float32():
+    agent = Half(**{field.name: getattr(TINY, field.name) for field in dataclasses.fields(TINY)})
+    program = Program(CartPole(), agent, FusedConfig(steps=1000))
+    carry = program.place(program.first())
+    program.compile(carry)
+    _, report = program.run(carry, [0])
+    for name, value in (("half", 1.5), ("whole", 3.0), ("whether", 1.0)):
+        found = report.metrics[name]
+        assert found.dtype == np.float32 and (np.asarray(found) == value).all()
+
+
 @pytest.mark.slow
 def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
     """Its result is the median; the best is beside it, and is what an evaluation plays."""

@@ -82,10 +82,13 @@ def test_live_view_fits_and_tells_all(width):
     view = LiveView(10_000_000, "pong/impala", "runs/pong-impala-20250131-142500", console(width))
     with view:
         view.update(METRICS)
-        view.update({"evaluation/episode_return_mean": 12.5, "evaluation/episode_return_std": 2.0})
-        view.update({**METRICS, "wall_s": 824.2, "env_steps": 1_968_000})
+        evaluated = {"evaluation/episode_return_mean": 12.5, "evaluation/episode_return_std": 2.0}
+        later = {**METRICS, "wall_s": 824.2, "env_steps": 1_968_000}
+        view.update(later | evaluated)
         view.message("evaluated 8 episodes", 0.0)
     text = rendered(view, width)
+    view.update(later)  # one that failed
+    assert "12.50" not in rendered(view, width)
     assert max(len(line) for line in text.splitlines()) <= width
     for part in (
         "pong/impala",

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import seedbed
 from masked_environment import Masked
@@ -262,6 +263,20 @@ def test_a_policy_may_get_observations_without_their_mask():
     assert one["observation"].shape == (2,) and two[ACTION_MASK].shape == (5, 3)
     given = {"observation": np.ones(2, np.float32), ACTION_MASK: np.array([0, 1, 1])}
     np.testing.assert_array_equal(host.encode(given)[ACTION_MASK], [0, 1, 1])
+
+
+@pytest.mark.parametrize(("privileged", "seen"), [((3,), (4, 5)), ((), (5,)), ((2, 2), (6,))])
+def test_what_is_privileged_says_nothing_about_a_batch(privileged, seen):
+    class Told(Masked):
+        def __init__(self) -> None:
+            super().__init__()
+            one, other = (spaces.Box(-1, 1, shape) for shape in (privileged, seen))
+            self.observation_space = spaces.Dict({PRIVILEGED: one, "state": other})
+
+    host = GymHost(Told, "told", 1, 0)
+    for batch in ((), (7,)):
+        found = host.encode({"state": np.ones((*batch, *seen), np.float32)})
+        assert found[ACTION_MASK].shape == (*batch, 3)
 
 
 def test_a_policy_takes_what_a_vector_environment_tells():

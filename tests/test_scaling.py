@@ -13,8 +13,10 @@ import pytest
 import seedbed
 from saved import config_of
 from seedbed import cli
-from seedbed.config import resolve, scaling
+from seedbed.config import flags, resolve, scaling
+from seedbed.config.configuration import TrainConfig
 from seedbed.config.presets import PRESETS
+from seedbed.config.settle import settle
 from seedbed.fused.program import plan_of
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
@@ -92,6 +94,28 @@ def test_the_command_line_tells_and_saves_the_sizes(gpu, trained, capsys, tmp_pa
     assert "minibatches" not in told
     saved = config_of(tmp_path / "r")
     assert (saved.agent, saved.runtime) == (agent, config)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--agent.batch", "512"],
+        ["--agent.batch", "4096"],
+        ["--agent.batch", "512", "--agent.minibatches", "4", "--steps", "8.5e6"],
+    ],
+)
+def test_the_command_of_a_run_trains_it_where_it_was_and_on_a_cpu(gpu, monkeypatch, words):
+    def settled(words: list[str]) -> TrainConfig:
+        given = flags.split_train_arguments(["ant/ppo", *words])
+        return settle(given.request, lambda c: flags.override(c, given.rest, False)).config
+
+    config = settled(words)
+    command = flags.command(config).split()
+    assert command[:3] == ["seedbed", "train", "ant/ppo"]
+    assert settled(command[3:]) == config
+    monkeypatch.setattr(scaling, "start_jax", lambda: "cpu")
+    assert settled(command[3:]) == config
 
 
 def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkeypatch):

@@ -125,6 +125,7 @@ class Diverging:
         max_minutes=math.inf,
     )
     frame_skip = 1
+    finite = 2  # snapshots
 
     def __init__(self) -> None:
         self.taken = 0
@@ -151,7 +152,7 @@ class Diverging:
 
     def take_snapshot(self) -> Snapshot:
         self.taken += 1
-        weights = np.full(3, np.nan if self.taken > 2 else 1.0, np.float32)
+        weights = np.full(3, np.nan if self.taken > self.finite else 1.0, np.float32)
         state = LearnerState({"w": weights}, (), (), np.int32(self.taken), np.float32(0))
         return Snapshot(self.taken, state, {}, self.taken)
 
@@ -223,6 +224,39 @@ def test_what_came_before_training_is_no_training_after_a_resume_either(run_fold
     assert start.wall_s > 1200.0 and 30.0 < start.trained_s < 60.0
     former = {"start": {"env_steps": 1, "wall_s": 5.0, "updates": 2}}
     assert Start.read(former).trained_s == 5.0
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 50])
+def test_a_return_is_confirmed_however_often_evaluations_are_due(run_folder, every):
+    """Each turn makes a step; evaluations of 10 follow it at once."""
+
+    class Climbing(Short):
+        options = types.SimpleNamespace(
+            **{**vars(Short.options), "evaluate_every": every, "until_return": 5.0}
+        )
+
+        finite = 100
+
+        def advance(self) -> bool:
+            return self.taken < 90
+
+        def progress(self) -> Progress:
+            return Progress(self.taken, self.taken, self.taken)
+
+        def recent_episodes(self) -> dict[str, float]:
+            return {"episodes": 100 * self.taken, "episode_return_mean": 10.0}
+
+        def evaluate(self, snapshot, seed, give_up):
+            score = Score(10.0, "10", {"episode_return_mean": 10.0}, {})
+            return types.SimpleNamespace(
+                done=True, score=score, failure=None, wait=lambda give_up: None
+            )
+
+    run, view, runtime = RunFolder.create(run_folder), View(), Climbing(1)
+    with contextlib.closing(run), Session(run, view) as session:
+        session.train(runtime)  # type: ignore[arg-type]
+    assert any("the return of 5 is reached" in text for text in view.messages)
+    assert runtime.taken < 10
 
 
 @pytest.mark.parametrize("updates", [0, 1])

@@ -17,17 +17,24 @@ _COLUMNS = {
     "wall_s": "wall_s",
     "return": "episode_return_mean",
     "evaluation": "evaluation/episode_return_mean",
+    "evaluated_at": "evaluation/env_steps",
 }
 """Columns of the curve, and the metrics that they hold."""
 _EVALUATION = "evaluation/"
 
 
 def curve(lines: list[dict[str, Any]]) -> str:
-    """Returns the returns over steps and seconds as CSV; what a line lacks is empty."""
-    text = io.StringIO()
+    """Returns the returns over steps and seconds as CSV; what a line lacks is empty.
+
+    An evaluation stands in the first line that has it, with the steps of what was evaluated.
+    """
+    text, at = io.StringIO(), None
     table = csv.writer(text, lineterminator="\n")
     table.writerow(_COLUMNS)
     for line in lines:
+        before, at = at, line.get(f"{_EVALUATION}env_steps")
+        if at == before:
+            line = {key: value for key, value in line.items() if not key.startswith(_EVALUATION)}
         table.writerow(["" if line.get(key) is None else line[key] for key in _COLUMNS.values()])
     return text.getvalue()
 

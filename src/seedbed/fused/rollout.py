@@ -121,7 +121,7 @@ def iterate(
         arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
         transitions = sum(count_transitions(first) for first in arrived)
     carry, metrics = learn_from(agent, plan, axis, carry, rows, actor, transitions, learn_key)
-    metrics = metrics | climbed
+    metrics = {name: jnp.asarray(x, jnp.float32) for name, x in (metrics | climbed).items()}
     _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")

@@ -161,6 +161,9 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     held = _held(final)
     # The arrays may be on the disk already, if their score or more metadata comes later.
     if held is None or held["leaves"] != strict_json.loads(strict_json.dumps(leaves)):
+        # A run that goes on with other rates of exploration has the parameters that were evaluated.
+        if held is not None and _updates(held) == _updates(manifest) != -1:
+            manifest["metadata"] = {**held["metadata"], **header["metadata"]}
         _write(final, manifest, arrays, claim)
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
         write_json(final / MANIFEST, {**held, "metadata": known})
@@ -180,6 +183,11 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
 
 def _checksum(array: Any) -> int:
     return zlib.crc32(array.tobytes())
+
+
+def _updates(manifest: dict[str, Any]) -> int:
+    """Returns how often the parameters of a checkpoint were updated, -1 if it does not say."""
+    return manifest["metadata"].get("start", {}).get("updates", -1)
 
 
 def _held(final: Path) -> dict[str, Any] | None:

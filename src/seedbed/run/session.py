@@ -186,8 +186,8 @@ class Session:
             # At the end of the run, `_finish` evaluates in any case.
             env_steps = runtime.progress().env_steps
             if env_steps < options.steps and self._evaluation is None:
-                due = next_evaluation <= env_steps
-                if due or ("evaluate" not in self._wanted and self._rules.asks_for_evaluation()):
+                asked = "evaluate" not in self._wanted and self._rules.asks_for_evaluation()
+                if asked or next_evaluation <= env_steps:
                     next_evaluation = self._next_evaluation()
                     self._want("evaluate")
             self._serve_snapshot()

@@ -198,8 +198,9 @@ class LiveView:
         self._surface.stop()
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Draws new metrics. Metrics that are absent keep their old values."""
-        self._metrics.update(metrics)
+        """Draws new metrics. Metrics that are absent keep their old values, but for those of evaluations."""
+        kept = {key: x for key, x in self._metrics.items() if not key.startswith("evaluation/")}
+        self._metrics = kept | metrics
         self._at, self._wall_s = time.monotonic(), metrics.get("wall_s") or self._wall_s
         self._done, self._remaining = self._progress.update(self._metrics)
         self._draw()

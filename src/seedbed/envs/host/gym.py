@@ -135,7 +135,8 @@ def require_frames(frame_stack: int) -> None:
 def require_id(env_id: str) -> None:
     """Raises SeedbedError unless Gymnasium knows the id; imports the module of `module:EnvId` first."""
     module, _, name = env_id.rpartition(":")
-    if module:
+    # Ids of Atari are there once their package is imported.
+    if module := module or ("ale_py" if name.startswith("ALE/") else ""):
         import_for(module, env_id)
     try:
         gymnasium.spec(name)
@@ -258,9 +259,10 @@ class GymHost:
 
     def _unmasked(self, observation: Any) -> Tree:
         """Encodes an observation, or a batch, without its mask, as one that forbids nothing."""
-        rest = {key: leaf for key, leaf in self._leaves.items() if key != ACTION_MASK}
+        seen = without(self._leaves, PRIVILEGED)
+        rest = {key: leaf for key, leaf in seen.items() if key != ACTION_MASK}
         shown = observation if isinstance(observation, dict) else {"observation": observation}
-        found = encoded(without(rest, PRIVILEGED), shown)
+        found = encoded(rest, shown)
         one, leaf = trees.leaves(rest)[0].spec.shape, trees.leaves(found)[0]
         mask = np.ones(
             (*leaf.shape[: leaf.ndim - len(one)], num_choices(self.spec.action)), np.uint8
