@@ -21,7 +21,13 @@ from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import FATAL
 from seedbed.streams import reaching
-from seedbed.streams.credentials import FOLDER, ensure_credentials
+from seedbed.streams.credentials import (
+    FOLDER,
+    KEY,
+    PRIVATE,
+    ensure_credentials,
+    learner_context,
+)
 from seedbed.streams.door import MOST_STRANGERS
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import ProtocolError, unpack
@@ -192,6 +198,41 @@ def test_strangers_do_not_count_among_clients(tmp_path: Path) -> None:
     for each in (first, second, again, *strangers):
         each.close()
     run.close()
+
+
+def test_a_key_that_was_given_to_other_machines_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    ensure_credentials(folder)
+    key, private = ((folder / name).read_text() for name in (KEY, PRIVATE))
+    (folder / PRIVATE).write_text(private[: len(private) // 2])
+    with pytest.raises(SeedbedError, match="private.pem cannot be used .*: put it back, or remove"):
+        learner_context(folder)
+    (folder / PRIVATE).unlink()
+    with pytest.raises(SeedbedError, match="actor.key is there without private.pem"):
+        ensure_credentials(folder)
+    assert (folder / KEY).read_text() == key
+    # A start that was killed between the two has given nobody a key.
+    (folder / PRIVATE).write_text(private)
+    (folder / KEY).unlink()
+    ensure_credentials(folder)
+    learner_context(folder)
+
+
+def test_the_memory_of_a_stream_that_is_over_is_given_back(tmp_path: Path) -> None:
+    ensure_credentials(tmp_path / FOLDER)
+
+    def count() -> int:
+        links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum("seedbed-blocks" in os.readlink(each) for each in links if each.exists())
+
+    before = count()
+    caller = Caller(Directory(tmp_path), tmp_path / FOLDER, ROLE, lambda: True)
+    caller.make_room(10, 10)
+    caller.close()
+    assert count() > before  # another stream may begin
+    for _ in range(2):
+        caller.release()
+    assert count() == before
 
 
 def test_who_takes_the_name_of_a_dead_role_is_not_believed(tmp_path: Path) -> None:

@@ -11,13 +11,17 @@ import pytest
 
 from parameter_shards import Shards, StubLearner, job_of
 from seedbed.agents.dqn import Dqn
+from seedbed.exit_status import TemporaryError
 from seedbed.paramserver import cluster, copies, keeper, shard
+from seedbed.paramserver import run as running
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.directory import SAVE
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.launching import Launcher, RoleSpec, launcher_of
 from seedbed.paramserver.leases import Tally
+from seedbed.paramserver.run import ClusterRun
 from seedbed.paramserver.saves import ShardSave
+from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
@@ -73,6 +77,41 @@ def test_a_cut_pauses_learners_and_lets_them_go_on(run):
     state = made.job.agent.init(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, cut.state, jax.device_get(state))
     wait_for(lambda: not any(each.pausing for each in learners))
+
+
+def test_a_role_without_room_on_its_disk_holds_nobody_up(run, monkeypatch):
+    made, learners = run
+    full = SimpleNamespace(
+        failure=None,
+        waits_for_room=True,
+        role=SimpleNamespace(name="replay-1"),
+        request=lambda _: Future(),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "replay", [full])
+        assert made.save_replay("7", None) == ["replay-1 was not saved as 7, as its disk is full"]
+    monkeypatch.setattr(made.parameters[1], "_full", True)
+    assert made.cut() is None and not any(each.pauses for each in learners)
+
+
+@pytest.mark.parametrize("cuts", [2, 9])
+def test_the_last_cut_is_made_again_and_its_failure_is_told(tmp_path, monkeypatch, cuts):
+    made, asked = object.__new__(ClusterRun), list[int]()
+
+    def cut() -> str | None:
+        asked.append(1)
+        return "cut" if len(asked) == cuts else None
+
+    monkeypatch.setattr(running, "_RECUT_S", 0.0)
+    shards = [SimpleNamespace(waits_for_room=False)]
+    made._cluster = SimpleNamespace(cut=cut, parameters=shards)  # type: ignore[assignment]
+    made._folder = RunFolder(tmp_path)
+    made._snapshot = lambda cut: cut  # type: ignore[method-assign, assignment, return-value]
+    if cuts == 2:
+        assert made.last_snapshot() == "cut"
+    else:
+        with pytest.raises(TemporaryError, match="could not be saved: parameter shards had .*--resume"):
+            made.last_snapshot()
 
 
 @pytest.mark.slow

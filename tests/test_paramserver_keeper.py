@@ -226,7 +226,7 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
     wait_for(lambda: keeper.failure or (tries.exists() and len(tries.read_text()) == 8))
     assert keeper.failure is None and not failures and keeper.restarts == 0
     (notice,) = keeper.take_notices()
-    assert notice.startswith("replay-0 cannot be started, as the disk of")
+    assert notice.startswith("replay-0 cannot be started, as its disk is full ([Errno 28] No space")
 
 
 def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, keep, monkeypatch):

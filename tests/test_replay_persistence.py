@@ -468,6 +468,21 @@ def test_a_segment_that_is_used_again_when_its_save_ends_keeps_its_own_file(tmp_
     require_equal(replay, restored)
 
 
+def test_a_cut_keeps_its_files_while_an_older_one_is_given_up(tmp_path):
+    replay, recorder = filled(tmp_path, 200)
+    older = replay.cut("1")
+    for i in range(60):
+        recorder.append(i % 2)
+    newer, items = replay.cut("2"), replay.items
+    replay.discard(older)
+    for i in range(3000):
+        recorder.append(i % 2)
+    replay.seal_pending()
+    replay.write(newer)
+    restored = make(tmp_path)
+    assert restored.restore(["2"]) == "2" and restored.items == items
+
+
 @pytest.mark.slow
 def test_a_folder_that_is_gone_is_told_and_stops_nothing(tmp_path):
     folder = tmp_path / "replay"

@@ -20,7 +20,7 @@ from central_runs import View
 from replay_shards import AGENT, ENVS, FAR, Shards
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
-from seedbed.paramserver import train
+from seedbed.paramserver import replay_client, replay_shard, train
 from seedbed.paramserver.beginning import roles_of
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.directory import SAVE
@@ -29,15 +29,21 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
-from seedbed.paramserver.replay_shard import priorities_layout
+from seedbed.paramserver.replay_folder import (
+    forget_former,
+    has_former,
+    layout_of,
+    role_of,
+    set_aside,
+)
+from seedbed.paramserver.replay_shard import RowLayout, priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.saves import ShardSave
 from seedbed.paramserver.shard import LEARNER
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.runtime import Start
-from seedbed.streams.messages import Message, ProtocolError
+from seedbed.streams.messages import CONTROL_BYTES, Message, ProtocolError
 from seedbed.types import ActorState, SeedbedError, StorageError, Timestep
 from waiting import wait_for
 
@@ -116,6 +122,23 @@ def test_every_step_becomes_an_item_once(shards, options):
             seen[seat] |= {env // (2 * ENVS) for env, _ in observations(batch)}
             replay.learned(0, {}, np.ones(AGENT.batch))
     assert seen == ([{0}, {1}] if options else [{0, 1}, {0, 1}])
+
+
+def test_rows_that_wait_are_sent_in_messages_that_a_shard_takes(shards, monkeypatch):
+    run = shards()
+    size = RowLayout(layout_of(run.job)).size
+    monkeypatch.setattr(replay_shard, "MOST_BYTES", 2 * size + 1000)
+    monkeypatch.setattr(replay_client, "MOST_BYTES", 2 * size + CONTROL_BYTES)
+    replay = run.learner(0, 1)
+    each = Environments(replay, 0)
+    for _ in range(200):
+        each.step(0)
+        each.step(1)
+    replay.finish()
+    wait_for(lambda: replay.ended and replay.tally.added == 199 * 2 * ENVS)
+    monkeypatch.setattr(replay_client, "MOST_BYTES", size - 1 + CONTROL_BYTES)
+    with pytest.raises(SeedbedError, match="a step of a group of environments takes"):
+        run.learner(0, 2)
 
 
 def test_shards_are_drawn_from_as_one_replay(shards):

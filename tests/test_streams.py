@@ -26,7 +26,7 @@ from checkpoint_files import stopped
 from hosts import Net, Proxy, progress
 from seedbed.actors import child
 from seedbed.actors.ingest import Ingest
-from seedbed.actors.link import CONNECT_S, Identity, Link
+from seedbed.actors.link import CONNECT_S, Identity, Link, Refusal
 from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
@@ -39,7 +39,7 @@ from seedbed.streams.dns import Names
 from seedbed.streams.door import Door, _network
 from seedbed.streams.handshake import PATIENCE_S, Challenge
 from seedbed.streams.loop import EventLoop
-from seedbed.streams.messages import HEADER_BYTES, Handshake
+from seedbed.streams.messages import HEADER_BYTES, Handshake, ProtocolError, pack
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 
 
@@ -322,6 +322,20 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         server.close()
         for each in filling:
             each.close()
+
+
+def test_a_learner_that_has_failed_at_a_message_is_asked_again(tmp_path) -> None:
+    key = credentials.ensure_credentials(tmp_path / "listen")
+    link = Link(Identity(key=key, context=None, instance="a" * 32), 0, list)
+    link.connection = types.SimpleNamespace()  # type: ignore[assignment]
+
+    def refuse(code: str) -> None:
+        kind, body = Handshake.REFUSE, pack(Handshake.REFUSE, {"code": code, "text": "why"})
+        link.take(kind, memoryview(body)[HEADER_BYTES:])
+
+    for code, error in (("fault", ConnectionError), ("full", ProtocolError), ("version", Refusal)):
+        with pytest.raises(error, match="why"):
+            refuse(code)
 
 
 def test_an_address_that_does_not_answer_is_given_up_soon_if_there_are_others(tmp_path) -> None:

@@ -551,6 +551,13 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
         assert (theirs.action == 1).all()
 
 
+def test_every_signal_has_words():
+    assert supervisor.exit_text(3) == "exited with status 3"
+    assert supervisor.exit_text(-9) == "was killed by SIGKILL"
+    assert all(supervisor.exit_text(-number) for number in range(1, 65))
+    assert supervisor.exit_text(-40) == "was killed by signal 40"
+
+
 def test_a_process_that_hung_is_told_of_in_one_phrase():
     one = supervisor.Supervisor("the ingest process")
     silence = "the ingest process was killed, as it gave no sign for 10 s"

@@ -17,7 +17,7 @@ from seedbed.streams.addresses import joined_address
 from seedbed.streams.connection import Connection
 from seedbed.streams.credentials import ActorKey
 from seedbed.streams.dns import Names
-from seedbed.streams.handshake import PATIENCE_S, Challenge
+from seedbed.streams.handshake import FAULT, PATIENCE_S, Challenge
 from seedbed.streams.messages import Handshake, ProtocolError, pack, read_fields, unpack
 from seedbed.streams.reaching import begin_to_connect
 
@@ -135,6 +135,8 @@ class Link:
             said = read_fields(kind, body, code=str, text=str)
             if said["code"] == "full":
                 raise ProtocolError(said["text"], "full")
+            if said["code"] == FAULT:
+                raise ConnectionError(said["text"])
             raise Refusal(said["text"])
         if kind is Kind.FINISH:
             said = read_fields(kind, body, text=str, over=bool)

@@ -233,6 +233,14 @@ class Caller:
             raise ConnectionError(f"there is no stream to {self.role}")
         return self._connection
 
+    def release(self) -> None:
+        """Ends the stream for good, and gives back the memory of the blocks."""
+        self.close()
+        self.blocks = Blocks(0, 0)
+        if self._memory >= 0:
+            os.close(self._memory)
+        self._memory = -1
+
     def close(self) -> None:
         """Ends the stream. A second call does nothing."""
         if self._connection is not None:

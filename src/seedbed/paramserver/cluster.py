@@ -152,15 +152,16 @@ class Cluster:
     ) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
 
-        Where a role dies meanwhile, the function is called again for its successor. A learner or a replay
-        shard that fails for good has no result: what the others have is saved without it.
+        Where a role dies meanwhile, the function is called again for its successor. A role that waits for
+        room on its disk has no result, nor has a learner or a replay shard that fails for good: what the
+        others have is saved without it.
         """
         futures = [keeper.request(function) for keeper in keepers]
         results: list[_T] = []
         patience_s = _PATIENCE_S if patience_s is None else patience_s
         until_s = time.monotonic() + patience_s
         for number, keeper in enumerate(keepers):
-            while keeper.failure is None:
+            while keeper.failure is None and not keeper.waits_for_room:
                 _check(self.parameters)
                 try:
                     results.append(futures[number].result(timeout=0.2))
@@ -177,8 +178,11 @@ class Cluster:
     def cut(self) -> Cut | None:
         """Pauses the learners, copies the state of all shards, and lets learners go on.
 
-        A learner that hangs or is gone is left out. Returns None if one that is left out goes on pushing.
+        A learner that hangs or is gone is left out. Returns None if one that is left out goes on pushing, or
+        if a parameter shard waits for room on its disk.
         """
+        if any(keeper.waits_for_room for keeper in self.parameters):
+            return None
         self._cutting = True
         try:
             self._pause_learners()
@@ -235,6 +239,8 @@ class Cluster:
         plan = self.job.plan
 
         found = self._ask_all(self.parameters, self._fetch)
+        if len(found) < len(self.parameters):
+            return None
         ended = [
             {name: sum(counts) for name, counts in save.books["pushes"]["books"].items()}
             for save in found
@@ -267,6 +273,8 @@ class Cluster:
             return report["saved"][name]
 
         errors = self._ask_all(self.replay, save, patience_s=math.inf)
+        full = [keeper.role.name for keeper in self.replay if keeper.waits_for_room]
+        errors += [f"{each} was not saved as {name}, as its disk is full" for each in full]
         return [error for error in errors if error]
 
     def take_notices(self) -> list[str]:

@@ -78,6 +78,11 @@ class Keeper:
         return self._supervisor.restarts
 
     @property
+    def waits_for_room(self) -> bool:
+        """Whether there is no process, because a disk had no room for it."""
+        return self._full
+
+    @property
     def pid(self) -> int | None:
         """The id of the role's process, None if there is none."""
         process = self._process
@@ -105,7 +110,7 @@ class Keeper:
             self.failure = SeedbedError(f"{self.role.name}: {error!r}")
         finally:
             self.connected = False
-            self._caller.close()
+            self._caller.release()
             self._refuse_all()
 
     def _keep(self) -> None:
@@ -123,7 +128,7 @@ class Keeper:
                 return
             except OSError as error:
                 if is_no_room(error):
-                    self._await_room()
+                    self._await_room(str(error))
                     return
                 how = f"could not be started ({error.strerror or error})"
                 self._notices.append(self._supervisor.end(how, early=True))
@@ -222,7 +227,8 @@ class Keeper:
         code, answered = self._process.status(), self.reported
         self._process, self.reported = None, False
         if code == ExitStatus.NO_ROOM:
-            self._await_room()
+            said = last_line(self._launcher.last_words())
+            self._await_room(said or str(self._directory.path))
             return
         words = self._launcher.last_words()
         if code == ExitStatus.DIVERGED and words:
@@ -241,12 +247,12 @@ class Keeper:
         if self._closed.is_set():
             self._process.end()  # `kill` came before there was a process
 
-    def _await_room(self) -> None:
-        """Waits before a start for which the disk had no room is tried again; tells it at the first time."""
+    def _await_room(self, why: str) -> None:
+        """Waits before a start for which a disk had no room is tried again; tells it at the first time."""
         if not self._full:
             self._notices.append(
-                f"{self.role.name} cannot be started, as the disk of {self._directory.path} is full: make "
-                f"room there; it is tried again every {_ROOM_S:.0f} s"
+                f"{self.role.name} cannot be started, as its disk is full ({why}): make room there; it is "
+                f"tried again every {_ROOM_S:.0f} s"
             )
         self._full = True
         self._closed.wait(_ROOM_S)

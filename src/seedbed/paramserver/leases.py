@@ -2,9 +2,9 @@
 
 Parameter shard 0 keeps both, since no learner works without it. A learner reports what it has done since its
 start, and gets a lease: how far it may go before it has to ask again. When a learner's stream ends, when
-it has not asked for long, or when it asks but has done nothing for long, what its lease leaves unused is given
-to others. If the learner works on nevertheless, the run exceeds its steps and its ratio by that unused part
-at most. Reports are totals, so none counts twice. For one thread.
+it has not asked for long, or when it asks but has done nothing for long, what its lease leaves unused is
+given to others. If the learner works on nevertheless, the run exceeds its steps and its ratio by that unused
+part at most. Reports are totals, so none counts twice. For one thread.
 """
 
 from __future__ import annotations

@@ -16,11 +16,17 @@ from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import role_of
-from seedbed.paramserver.replay_shard import RowLayout, SampleLayout, priorities_layout
+from seedbed.paramserver.replay_shard import (
+    MOST_BYTES,
+    RowLayout,
+    SampleLayout,
+    priorities_layout,
+)
 from seedbed.paramserver.shard import LEARNER
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.replay import Sample
-from seedbed.streams.messages import Message
+from seedbed.streams.messages import CONTROL_BYTES, Message
+from seedbed.types import SeedbedError
 
 # The age of a shard's figures from which a learner asks for newer ones: one that adds nothing would never
 # hear of items, and would keep its lease from others.
@@ -77,6 +83,13 @@ class ReplayClient:
         self._caller = Caller(*places, role_of(shard), self._closed.is_set)
         self._caller.most_bytes += SampleLayout(layout, layout.experience.batch).size
         self._rows_layout = RowLayout(layout)
+        room = MOST_BYTES - CONTROL_BYTES
+        self._most_rows = min(_ROWS, room // max(1, self._rows_layout.size))
+        if not self._most_rows:
+            raise SeedbedError(
+                f"a step of a group of environments takes {self._rows_layout.size:,} bytes, and replay "
+                f"shards take {room:,}: lower --envs-per-actor"
+            )
         self._samples: dict[int, SampleLayout] = {}
         # Guards what follows.
         self._lock = threading.Lock()
@@ -210,7 +223,7 @@ class ReplayClient:
         caller = self._caller
         while True:
             with self._lock:
-                rows = [self._unsent.popleft() for _ in range(min(_ROWS, len(self._unsent)))]
+                rows = [self._unsent.popleft() for _ in range(min(self._most_rows, len(self._unsent)))]
                 self._unacked.extend(rows)
                 ends = [] if self._unsent or self._ends_sent else list(self._ends)
                 self._ends_sent |= bool(ends)

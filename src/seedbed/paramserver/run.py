@@ -8,15 +8,21 @@ import time
 from collections.abc import Callable
 
 from seedbed.central.evaluation import Evaluation
+from seedbed.exit_status import TemporaryError
 from seedbed.paramserver.cluster import Cluster, Cut
 from seedbed.paramserver.episodes import Episodes
 from seedbed.paramserver.meter import ClusterMeter, reports_of
+from seedbed.printable import resume_command
+from seedbed.run.bucket import name_of as name_of_run
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.evaluation import compile_play
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import Progress, Snapshot
 from seedbed.types import Replay
+
+# How often the last cut is tried, and seconds between two.
+_LAST_CUTS, _RECUT_S = 5, 2.0
 
 
 class ClusterRun:
@@ -104,9 +110,21 @@ class ClusterRun:
         return self._snapshot(cut)
 
     def last_snapshot(self) -> Snapshot | None:
-        """Makes a snapshot after training has ended."""
-        cut = self._cluster.cut()
-        return None if cut is None else self._snapshot(cut)
+        """Makes a snapshot after training has ended; raises TemporaryError if there is none.
+
+        A learner whose parameter shard has died needs a moment to find its successor.
+        """
+        for left in reversed(range(_LAST_CUTS)):
+            if (cut := self._cluster.cut()) is not None:
+                return self._snapshot(cut)
+            if left:
+                time.sleep(_RECUT_S)
+        full = [each.role.name for each in self._cluster.parameters if each.waits_for_room]
+        why = f"the disk of {full[0]} is full" if full else "parameter shards had different pushes"
+        raise TemporaryError(
+            f"the end of the run could not be saved: {why}; go on from the last checkpoint with: "
+            f"{resume_command(name_of_run(self._folder.path))}"
+        )
 
     def _snapshot(self, cut: Cut) -> Snapshot:
         leases = cut.books[0]["leases"]

@@ -276,4 +276,4 @@ class ShardedUpdater:
     def close(self) -> None:
         """Ends all streams."""
         for shard in self._shards:
-            shard.caller.close()
+            shard.caller.release()

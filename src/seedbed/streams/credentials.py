@@ -82,12 +82,21 @@ class ActorKey:
 
 
 def learner_context(folder: Path) -> ssl.SSLContext:
-    """Returns the TLS context of the learner whose credentials are in a folder."""
+    """Returns the TLS context of the learner whose credentials are in a folder.
+
+    Raises SeedbedError if they cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # No stream is long enough to repay a ticket.
     context.num_tickets = 0
-    context.load_cert_chain(folder / PRIVATE)
+    try:
+        context.load_cert_chain(folder / PRIVATE)
+    except OSError as error:
+        raise SeedbedError(
+            f"{printable(folder / PRIVATE)} cannot be used ({error.strerror or error}): put it back, or "
+            f"remove it and {KEY}, and give the new key to the other machines"
+        ) from error
     return context
 
 
@@ -101,7 +110,14 @@ def ensure_credentials(folder: Path) -> ActorKey:
     try:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o700)
-        if not (key.exists() and (folder / PRIVATE).exists()):
+        private_is_there = (folder / PRIVATE).exists()
+        if key.exists() and not private_is_there:
+            # Other machines may have it already.
+            raise SeedbedError(
+                f"{printable(key)} is there without {PRIVATE}: put that beside it, or remove both, and give "
+                "the new key to the other machines"
+            )
+        if not key.exists():
             certificate, private = _make_certificate()
             write_private(folder / PRIVATE, private + certificate)
             content = {"certificate": certificate, "secret": secrets.token_hex(_SECRET_BYTES)}

@@ -74,7 +74,9 @@ def exit_text(status: int) -> str:
     """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
     if status >= 0:
         return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+    # Real-time signals have no names.
+    known = -status in signal.Signals.__members__.values()
+    return f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
 class Supervisor:

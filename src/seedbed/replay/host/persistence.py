@@ -58,8 +58,9 @@ class ReplayArchive:
     def __init__(self, storage: ReplayStorage, files: Files) -> None:
         self._storage, self._folder = storage, files.folder
         self._synced: set[str] = set()
-        # The files that indexes name.
+        # The files that indexes name, and the snapshots that are neither written nor discarded yet.
         self._named: frozenset[str] = frozenset()
+        self._cuts: list[ReplaySnapshot] = []
         self._notices = files.notices
 
     @property
@@ -90,8 +91,6 @@ class ReplayArchive:
             self._unpin(parts)
             self._discard(parts)
             raise self._failure(name, error) from error
-        for segments in self._segments.values():
-            segments.kept |= {part.file for part in parts}
         items = self._storage.items
         header = {
             "layout": self._storage.layout.describe(),
@@ -101,7 +100,21 @@ class ReplayArchive:
             "state": state,
             "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
         }
-        return ReplaySnapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
+        cut = ReplaySnapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
+        self._cuts.append(cut)
+        self._keep_needed()
+        return cut
+
+    def _keep_needed(self) -> frozenset[str]:
+        """Has segments keep the files of indexes and of snapshots, and returns these; the lock is held."""
+        needed = self._named.union(part.file for cut in self._cuts for part in cut.parts)
+        for segments in self._segments.values():
+            segments.kept = needed
+        return needed
+
+    def _let_go(self, snapshot: ReplaySnapshot) -> None:
+        self._cuts = [cut for cut in self._cuts if cut is not snapshot]
+        self._unpin(snapshot.parts)
 
     def tables(self, snapshot: ReplaySnapshot) -> dict[str, np.ndarray]:
         """Returns copies of the tables of a snapshot's items, by generation, and of its chunks.
@@ -142,7 +155,6 @@ class ReplayArchive:
             _write_index(self._folder, snapshot)
             whole = True
         except OSError as error:
-            self._discard(parts)
             raise self._failure(snapshot.name, error) from error
         finally:
             with self._storage.lock:
@@ -151,9 +163,11 @@ class ReplayArchive:
                     # memory. This must come before the pin is released: then the segment may be reused.
                     if whole and part.absent and part.settled:
                         self._segments[part.kind].arena.files[part.segment] = part.file
-                self._unpin(parts)
+                self._named |= {part.file for part in parts if whole}
+                self._let_go(snapshot)
+            if not whole:
+                self._discard(parts)
         self._synced |= {part.file for part in parts if part.settled}
-        self._named |= {part.file for part in parts}
         # Files that cannot be removed now are removed by the next save.
         with contextlib.suppress(OSError):
             newest, *before = _list_indexes(self._folder)
@@ -163,7 +177,7 @@ class ReplayArchive:
     def discard(self, snapshot: ReplaySnapshot) -> None:
         """Lets go of a snapshot that is not to be written. Any thread may call this, one at a time."""
         with self._storage.lock:
-            self._unpin(snapshot.parts)
+            self._let_go(snapshot)
         self._discard([part for part in snapshot.parts if part.absent])
 
     def _unpin(self, parts: Sequence[_SegmentFile]) -> None:
@@ -174,9 +188,7 @@ class ReplayArchive:
     def _discard(self, parts: Sequence[_SegmentFile]) -> None:
         """Removes the files that only a failed save needed: the disk may be full."""
         with self._storage.lock:
-            needed = self._live() | self._named
-            for segments in self._segments.values():
-                segments.kept = self._named
+            needed = self._live() | self._keep_needed()
         for file in {part.file for part in parts} - needed:
             # The caller reports why the save failed, which is worth more than an error here.
             with contextlib.suppress(OSError):
@@ -204,13 +216,12 @@ class ReplayArchive:
             with contextlib.suppress(ValueError):
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
-            live, self._named = self._live(), frozenset(named)
-            for segments in self._segments.values():
-                segments.kept = self._named
+            self._named = frozenset(named)
+            needed = self._live() | self._keep_needed()
         # Indexes are removed first, so that no index ever names a file that was removed.
         for path in sorted(present, key=lambda path: path.name.endswith(SUFFIX)):
             index = path.name.endswith((".index", ".index.part")) and path not in indexes
-            data = path.name.endswith(SUFFIX) and path.name not in named | live
+            data = path.name.endswith(SUFFIX) and path.name not in needed
             if index or data:
                 path.unlink(missing_ok=True)
                 self._synced.discard(path.name)
@@ -239,8 +250,7 @@ class ReplayArchive:
             with self._storage.lock:
                 self._load(header, arrays)
                 self._named = frozenset(file for _, _, file, _ in header["files"])
-                for segments in self._segments.values():
-                    segments.kept = self._named
+                self._keep_needed()
             # Files that cannot be removed now are removed by the next save.
             with contextlib.suppress(OSError):
                 self._prune([path])
