@@ -223,7 +223,7 @@ def test_the_memory_of_a_stream_that_is_over_is_given_back(tmp_path: Path) -> No
 
     def count() -> int:
         links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-        return sum("seedbed-blocks" in os.readlink(each) for each in links if each.exists())
+        return sum("seedbed-blocks" in str(each.readlink()) for each in links if each.exists())
 
     before = count()
     caller = Caller(Directory(tmp_path), tmp_path / FOLDER, ROLE, lambda: True)

@@ -167,8 +167,8 @@ def test_what_a_bucket_names_is_not_imported_unasked(machines):
     run.close()
     other.bucket().fetch()
     with pytest.raises(Untrusted, match="another machine has sent it"):
-        Trust(other.folder, other.folder / "config.json").require("code:function")
-    Trust(one.folder, one.folder / "config.json").require("code:function")
+        Trust.reading(other.folder, other.folder / "config.json")[1].require("code:function")
+    Trust.reading(one.folder, one.folder / "config.json")[1].require("code:function")
 
 
 def test_what_is_lost_of_the_folder_is_brought_back_and_not_removed(machines, tmp_path):
@@ -286,8 +286,9 @@ def save_checkpoint(run: RunFolder, step: int, replay: int = 0) -> None:
 
 def whole_in(there: Path) -> list[int]:
     """Returns the steps of the checkpoints in a bucket that are whole, with their replays."""
-    indices = [path for path in (there / "replay").glob("*.index")]
-    named = {path.name.split(".")[1] for path in indices if (there / "replay" / path.read_text()).exists()}
+    replay = there / "replay"
+    whole = [path for path in replay.glob("*.index") if (replay / path.read_text()).exists()]
+    named = {path.name.split(".")[1] for path in whole}
     return sorted(
         int(path.name)
         for path in (there / "checkpoints").iterdir()

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seedbed import cli
 from seedbed.exit_status import ExitStatus, TemporaryError
-from seedbed.launch import cluster
+from seedbed.launch import cluster, together
 from seedbed.launch.ranks import Rank, cores_of, discover
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError, UsageError
@@ -231,6 +233,40 @@ def test_a_second_rank_0_leaves_the_first_alone(tmp_path):
     run.close()
 
 
+def test_a_rank_0_that_is_refused_between_two_rounds_leaves_the_first_alone(tmp_path):
+    """Nobody trains then, and nobody has the lock of the folder."""
+    first = cluster.Job("", "a")
+    first.write(tmp_path)
+    lock = together.only(tmp_path, 0)
+    assert lock is not None
+    with pytest.raises(TemporaryError, match="another process is rank 0 of"):
+        cluster.coordinate(Rank(0, 2, 1, 0.0, "", ""), tmp_path, lambda resume: (0, {}), print)
+    assert cluster.Job.read(tmp_path) == first
+    lock.close()
+
+
+def test_what_a_module_prints_is_no_part_of_a_configuration(tmp_path, monkeypatch):
+    """Nor is anything imported that lies in the folder where the job was started."""
+    (tmp_path / "noisy.py").write_text(
+        "import gymnasium\nprint('hello')\n"
+        "def make():\n    print('{')\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "argparse.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["seedbed", "train", "noisy:make", "--agent", "impala"])
+    settled = cluster._settled(tmp_path / "run")
+    assert settled["env"]["factory"] == "noisy:make"
+
+    def killed(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
+        code = "import os; os.kill(os.getpid(), 9)"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(cluster, "start_module", killed)
+    with pytest.raises(SystemExit) as ended:
+        cluster._settled(tmp_path / "run")
+    assert ended.value.code == ExitStatus.TRY_AGAIN
+
+
 @pytest.mark.slow
 def test_a_stop_is_no_turn(tmp_path):
     job = Turns(tmp_path, 0)
@@ -253,12 +289,21 @@ def test_without_a_scheduler_that_agrees_the_script_is_told_to_try_again(tmp_pat
 HOST = """
 import sys
 from pathlib import Path
-from seedbed.launch import cluster
+from seedbed.launch import cluster, joining
+from seedbed.exit_status import TemporaryError
 from seedbed.launch.ranks import Rank
 from seedbed.scheduler import obey_scheduler
 
 obey_scheduler()
 cluster._LOOK_S = 0.05
+
+def serve(options, tell, stop):
+    if sys.argv[3] == "let go":
+        return "the run has ended"
+    raise TemporaryError("nobody has come")
+
+if sys.argv[3]:
+    joining.serve = serve
 rank = Rank(1, 2, 1, 1.0, "5", sys.argv[2])
 sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
 """
@@ -274,7 +319,7 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
     cluster.Job("4.0" if start else "", "a", "the run was stopped", 143).write(tmp_path)
     python = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
-        [sys.executable, "-c", HOST, str(tmp_path), start],
+        [sys.executable, "-c", HOST, str(tmp_path), start, ""],
         env=os.environ | {"PYTHONPATH": python}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -287,3 +332,29 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
     assert process.returncode == ExitStatus.FAILED
     assert process.stderr.read() == "rank 1 ended: rank 0 has failed\n"
     process.stderr.close()
+
+
+@pytest.mark.quick("stopped later")
+@pytest.mark.parametrize(
+    ("serve", "former", "later", "status"),
+    [
+        ("let go", None, ("the run was stopped", 143), 143),
+        ("let go", None, ("the run has ended", 0), 0),
+        ("alone", ("the run has ended", 0), None, 0),
+        ("alone", ("the run was stopped", 143), None, 75),
+    ],
+    ids=["stopped later", "ended later", "ended before", "stopped before"],
+)
+def test_a_host_ends_as_the_run_has_ended(tmp_path, serve, former, later, status):
+    """Rank 0 tells how, after it has let its hosts go; or before this host began."""
+    if former is not None:
+        cluster.Job("", "a", *former).write(tmp_path)
+    python = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOST, str(tmp_path), "", serve],
+        env=os.environ | {"PYTHONPATH": python}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    if later is not None:
+        time.sleep(1.0)
+        cluster.Job("", "b", *later).write(tmp_path)
+    assert process.wait(60) == status

@@ -286,7 +286,7 @@ def test_a_host_without_the_folder_is_sent_what_its_roles_begin_with(machines):
     told = directory.find("replay-0")
     assert told is not None and told.number == 2
     # Nobody else has told it this code, and nobody else can write it; it is foreign all the same.
-    trust = Trust(own, own / ROLES / JOB)
+    _, trust = Trust.reading(own, own / ROLES / JOB)
     with pytest.raises(SeedbedError, match="another machine has sent it: .* --trust-run"):
         trust.require("code:function")
     keeper.finish()

@@ -338,6 +338,23 @@ def test_a_host_that_was_away_when_the_run_ended_ends_with_it(run_folder):
     run.close()
 
 
+def test_a_host_of_a_folder_that_another_run_has_now_is_to_be_started_again(tmp_path):
+    """As a service does; the folder may also be a link to the newest run."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        credentials.ensure_credentials(tmp_path / name / "listen")
+    run = tmp_path / "current"
+    run.symlink_to("first")
+    key = credentials.ActorKey.read(run / "listen" / credentials.KEY)
+    find = command.Published(run / "listen" / credentials.ADDRESS, False, print, key)
+    assert find() == []
+    run.unlink()
+    assert find() == []
+    run.symlink_to("second")
+    with pytest.raises(TemporaryError, match="another run is now in .*current: start this host"):
+        find()
+
+
 def test_a_host_gives_up_when_there_is_no_learner_for_long(tmp_path):
     key = credentials.ensure_credentials(tmp_path / "listen")
     options = host.HostOptions(1, give_up_after_s=0.0)

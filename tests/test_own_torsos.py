@@ -116,7 +116,7 @@ def test_the_torso_of_a_strangers_run_is_not_imported(tmp_path, monkeypatch):
     config = dataclasses.replace(CARTPOLE, agent=Ppo(torso="stranger:Net", batch=1, minibatches=1))
     run = write_run(tmp_path / "run", CARTPOLE)
     run.chmod(0o777)
-    trust = Trust(run, run / "config.json")
+    _, trust = Trust.reading(run, run / "config.json")
     with pytest.raises(Untrusted, match="the code stranger:Net, which is not imported"):
         from_json(to_json(config), trust)
     assert "stranger" not in sys.modules
@@ -177,9 +177,9 @@ def test_a_torso_is_made_anew_in_every_network():
 
 
 def test_the_torso_of_a_strangers_job_is_not_imported(tmp_path):
-    trust = Trust(tmp_path, tmp_path / "job.json")
     (tmp_path / "job.json").write_text("{}")
     tmp_path.chmod(0o777)
+    _, trust = Trust.reading(tmp_path, tmp_path / "job.json")
     with pytest.raises(Untrusted, match="the code stranger:Net"):
         trust.require_agent({"class": "seedbed.agents.ppo:Ppo", "torso": "stranger:Net"})
     trust.require_agent({"class": "seedbed.agents.ppo:Ppo", "torso": "nature"})

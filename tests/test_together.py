@@ -20,7 +20,7 @@ import pytest
 
 from fused_runs import same, saved
 from seedbed import cli
-from seedbed.exit_status import ExitStatus, PeerLost, status_of
+from seedbed.exit_status import ExitStatus, PeerLost, TemporaryError, status_of
 from seedbed.launch import together
 from seedbed.launch.ranks import Rank
 from seedbed.run.checkpoint_helper import list_steps
@@ -286,3 +286,40 @@ def test_a_rank_is_there_while_its_signs_move(tmp_path, monkeypatch):
     assert watched.moved_s(1) == 120
     together.Sign("now", 4, leaves=True).write(tmp_path, 1)
     assert watched.moved_s(1) == never
+
+
+def test_a_follower_whose_member_lives_does_not_ask_whether_the_leader_can_write(
+    tmp_path, monkeypatch
+):
+    """Its disk may be full. Without a member, a leader that gives no sign is gone, unless all stood still."""
+
+    class Signals:
+        turns = 40
+
+        def call(self, handler) -> None: ...
+
+        def __call__(self) -> bool:
+            self.turns -= 1
+            return self.turns < 0
+
+    for name, value in {"StopSignals": Signals, "_LEADER_GONE_S": 0.2, "_TICK_S": 0.01}.items():
+        monkeypatch.setattr(together, name, value)
+    monkeypatch.setattr(together, "_END_S", 0.0)
+    rank = Rank(1, 2, 1, 1.0, "", "")
+    (tmp_path / FOLDER).mkdir()
+    for number in (1, 2):
+        together.Sign("now", number).write(tmp_path, 0)
+    for member, stands_still in ((True, False), (False, True), (False, False)):
+        with contextlib.closing(
+            together.Supervisor(rank, tmp_path, ("lo", "127.0.0.1"), print)
+        ) as supervisor:
+            supervisor._begin("now")
+            supervisor._watched.moved_s(0)
+            together.Sign("now", 3 + member).write(tmp_path, 0)
+            monkeypatch.setattr(together, "_AWAY_S", 0.0 if stands_still else 5.0)
+            if member:
+                code = "import time; time.sleep(60)"
+                supervisor._child = subprocess.Popen([sys.executable, "-c", code])
+            gone = not (member or stands_still)
+            with pytest.raises(TemporaryError) if gone else contextlib.nullcontext():
+                supervisor.follow(lambda: "now", lambda: False)

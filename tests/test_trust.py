@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -30,6 +31,7 @@ from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.run.trust import AGENTS, MOVED, OWN, Trust, Untrusted
+from seedbed.streams.credentials import ELSEWHERE
 from seedbed.types import SeedbedError, bind
 from untrained_run import write_run
 
@@ -118,12 +120,42 @@ class Outer:
 
 
 def test_classes_that_cannot_be_imported_are_told_with_their_remedy(tmp_path):
-    (tmp_path / "config.json").touch(0o600)
-    trust = Trust(tmp_path, tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{}")
+    _, trust = Trust.reading(tmp_path, tmp_path / "config.json")
     assert trust.load(f"{__name__}:Outer.Inner") is Outer.Inner
     for name, other in (("__main__:Car", "my_module:Car"), (f"{__name__}:f.<locals>.Car", ":Car")):
         with pytest.raises(SeedbedError, match=f"or of a function: open.*such as .*{other}$"):
             trust.load(name)
+
+
+def test_who_has_written_a_file_is_told_by_what_was_read(tmp_path):
+    """A stranger's folder, in whose place the user's own is afterwards."""
+    for name, mode in (("foreign", 0o777), ("own", 0o755)):
+        (tmp_path / name / "roles").mkdir(mode, parents=True)
+        (tmp_path / name / "roles").chmod(mode)
+        for file in ("config.json", "roles/job.json"):
+            (tmp_path / name / file).write_text(json.dumps({"of": name}))
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "config.json").write_text(json.dumps({"of": "sent"}))
+    (tmp_path / "sent" / ELSEWHERE).touch()
+    (tmp_path / "foreign").chmod(0o755)
+    run = tmp_path / "run"
+    for target, file, reason in (
+        ("foreign", "roles/job.json", "others can write .*run/roles "),
+        ("own", "config.json", ""),
+        ("own", "roles/job.json", ""),
+        ("sent", "config.json", "another machine has sent it"),
+    ):
+        run.symlink_to(tmp_path / target)
+        content, trust = Trust.reading(run, run / file)
+        assert content == {"of": target}
+        run.unlink()
+        run.symlink_to(tmp_path / "own")
+        with pytest.raises(Untrusted, match=reason) if reason else contextlib.nullcontext():
+            trust.require("code:function")
+        run.unlink()
+    with pytest.raises(Untrusted, match="nobody has looked"):
+        Trust(run, run / "config.json").require("code:function")
 
 
 def test_a_report_shows_a_foreign_run_without_its_code(run, capsys):

@@ -187,7 +187,9 @@ def _config(arguments: list[str]) -> int:
         return ExitStatus.FINISHED
     if request.what is None and request.file is None and not request.resume:
         raise UsageError(f"name what to show first: {usage}")
-    config, rows = explain.explained(given)
+    # What modules print that are imported for it is none of the JSON.
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        config, rows = explain.explained(given)
     _print(strict_json.dumps(config, indent=1) if as_json else explain.table(rows))
     return ExitStatus.FINISHED
 

@@ -68,15 +68,24 @@ def load_json(path: Path) -> Any:
     than 16 MB.
     """
     with open_regular(path) as file:
-        content = file.read(_MOST_JSON_BYTES + 1)
+        return json_of(file)
+
+
+def json_of(file: BinaryIO) -> Any:
+    """Returns the value of an open JSON file; raises as `load_json` does."""
+    content = file.read(_MOST_JSON_BYTES + 1)
     if len(content) > _MOST_JSON_BYTES:
-        raise ValueError(f"{path.name} has more than {_MOST_JSON_BYTES / 1e6:.0f} MB")
+        raise ValueError(f"it has more than {_MOST_JSON_BYTES / 1e6:.0f} MB")
     return strict_json.loads(content)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read it; raises OSError for a pipe, a device or a folder, which could keep a reader."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
+    """Opens a file to read it; raises OSError for a pipe, a device or a folder, which could keep a reader.
+
+    A relative path begins in the open `folder`, if one is given.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(path, flags, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -111,8 +111,9 @@ def serve_run(
     if not await_run(run, _missing, options.give_up_after_s, tell, stop):
         return None
     listening = run / FOLDER
-    published = Published(listening / ADDRESS, insecure, tell)
-    host = Host(ActorKey.read(key or listening / KEY), published, options, insecure, tell)
+    secret = ActorKey.read(key or listening / KEY)
+    published = Published(listening / ADDRESS, insecure, tell, None if key else secret)
+    host = Host(secret, published, options, insecure, tell)
     tell(f"looking for the learner of {printable(run)}")
     return host.run(stop)
 
@@ -121,7 +122,8 @@ def _go_on_in(python: str) -> NoReturn:
     """Goes on as the same command of another Python; raises SeedbedError if that has no seedbed."""
     python = shutil.which(python) or python
     try:
-        probe = [python, "-c", "import seedbed.actors.command"]
+        # With -P, nothing is imported from the current folder.
+        probe = [python, "-P", "-c", "import seedbed.actors.command"]
         tried = subprocess.run(probe, capture_output=True, text=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SeedbedError(
@@ -141,7 +143,7 @@ def _go_on_in(python: str) -> NoReturn:
         if not (left_out or named):
             rest.append(word)
         left_out = named and not equals
-    os.execv(python, [python, "-m", "seedbed", "actor", *rest])
+    os.execv(python, [python, "-P", "-m", "seedbed", "actor", *rest])
 
 
 def is_address(where: str) -> bool:
@@ -189,17 +191,29 @@ def _missing(run: Path) -> str:
 class Published:
     """The addresses that the run's newest learner has written to its folder. For one thread."""
 
-    def __init__(self, path: Path, insecure: bool, tell: Callable[[str], None]) -> None:
-        self._path, self._insecure, self._tell = path, insecure, tell
+    def __init__(
+        self,
+        path: Path,
+        insecure: bool,
+        tell: Callable[[str], None],
+        key: ActorKey | None = None,
+    ) -> None:
+        """`key` is the one that the folder had, if it must have the same still."""
+        self._path, self._insecure, self._tell, self._key = path, insecure, tell, key
         self._known: list[tuple[str, int]] = []
         self._missed = False  # whether the user knows that the file cannot be read
 
     def __call__(self) -> list[tuple[str, int]]:
         """Returns them; without the file those that it had last, and none if there never was one.
 
-        Raises SeedbedError if the streams are not what the options say, and RunFinished if the run has ended
-        since it was there. A run that had ended before may be resumed.
+        Raises SeedbedError if the streams are not what the options say, TemporaryError if another run has
+        taken the place of this one, and RunFinished if the run has ended since it was there. A run that had
+        ended before may be resumed.
         """
+        if self._key is not None and self._key.is_replaced_in(self._path.with_name(KEY)):
+            raise TemporaryError(
+                f"another run is now in {printable(self._path.parent.parent)}: start this host again"
+            )
         try:
             content = load_json(self._path)
             pairs = [text.rpartition(":") for text in content["addresses"]]

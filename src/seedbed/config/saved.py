@@ -10,7 +10,6 @@ from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.scenes import use_copy
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
-from seedbed.files import load_json
 from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
@@ -123,7 +122,7 @@ def read_config(file: Path, trust: bool = False) -> TrainConfig:
     Raises SeedbedError if the file cannot be read, or has a part or an option that is unknown or missing.
     """
     try:
-        data = load_json(file)
+        data, whose = Trust.reading(file.parent, file, trust)
     except (OSError, ValueError) as error:
         raise SeedbedError(f"{printable(file)} cannot be read ({error}): check the path") from error
     if not isinstance(data, dict):
@@ -132,7 +131,7 @@ def read_config(file: Path, trust: bool = False) -> TrainConfig:
         )
     known = ["name", "env", "agent", "start", SCENE, *RUNTIMES]
     require_options(printable(file), data, known)
-    return from_json(data, Trust(file.parent, file, trust))
+    return from_json(data, whose)
 
 
 def saved_config(folder: RunFolder, trust: bool = False) -> TrainConfig:
@@ -141,8 +140,14 @@ def saved_config(folder: RunFolder, trust: bool = False) -> TrainConfig:
     Raises Untrusted if it names code of users, and others could have written it, unless the user has said
     `trust`; SeedbedError as `from_json` does.
     """
-    file = folder.path / CONFIG
-    return from_json(folder.read_config(), Trust(folder.path, file, trust))
+    found: list[Trust] = []
+
+    def read(file: Path) -> Any:
+        content, whose = Trust.reading(folder.path, file, trust)
+        found.append(whose)
+        return content
+
+    return from_json(folder.read_config(read), found[0])
 
 
 def resumed(run: Path, target: str | None, agent: str | None, trust: bool = False) -> TrainConfig:

@@ -41,6 +41,7 @@ from seedbed.run.options import CentralConfig
 from seedbed.run.signals import stop_early
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
+from seedbed.streams.supervisor import start_module
 from seedbed.terminal import tell
 from seedbed.types import SeedbedError, UsageError
 
@@ -56,6 +57,8 @@ _LOOK_S = 1.0
 _SETTLE_S = 60.0
 # Seconds for which a host looks for a coordinator that is gone.
 _PATIENCE_S = 300.0
+# Seconds for which a host that was let go waits for the coordinator to say how it has ended.
+_LAST_WORD_S = 30.0
 
 
 class Job(NamedTuple):
@@ -185,15 +188,13 @@ def _settled(run: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return dict(load_json(run / CONFIG))
     words = [word for word in sys.argv[2:] if word != "--resume"]
-    child = subprocess.run(
-        [sys.executable, "-m", "seedbed", "config", *words, "--json"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-        check=False,
-    )
-    if child.returncode:
-        raise SystemExit(child.returncode)  # it has said why
-    return dict(json.loads(child.stdout))
+    settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    child = start_module("seedbed", ["config", *words, "--json"], settings, stdout=subprocess.PIPE)
+    said, status = child.communicate()[0], child.returncode
+    if status:
+        # It has said why, unless it was killed.
+        raise SystemExit(status if status > 0 else ExitStatus.TRY_AGAIN)
+    return dict(json.loads(said))
 
 
 def _supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: together.Parts) -> int:
@@ -207,8 +208,13 @@ def _supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: togethe
             now = job is not None and job.start == rank.start and not job.ended
             return job.token if job is not None and now else ""
 
-        with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
-            supervisor.follow(token, lambda: bool(ended))
+        try:
+            with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
+                supervisor.follow(token, lambda: bool(ended))
+        except TemporaryError:
+            if _is_over(run, former):
+                return ExitStatus.FINISHED
+            raise
         say(f"rank {rank.number} ended: {ended[0].ended if ended else 'stopped'}")
         return ended[0].status if ended else ExitStatus.STOPPED
 
@@ -241,6 +247,19 @@ def coordinate(
         raise TemporaryError(
             f"another process trains into {printable(run)}: wait for it, stop it, or name another folder"
         )
+    # Whoever is refused must not tell the other ranks of a start of its own.
+    with contextlib.ExitStack() as held:
+        if (lock := together.only(run, 0)) is not None:
+            held.enter_context(lock)
+        return _coordinate(rank, run, train, tell)
+
+
+def _coordinate(
+    rank: Rank,
+    run: Path,
+    train: Callable[[bool], tuple[int, dict[str, Any]]],
+    tell: Callable[[str], None],
+) -> int:
     soon, former = threading.Event(), Job.read(run)
     token = secrets.token_hex(8)
     job = (
@@ -324,8 +343,8 @@ def host(
     `allow` are modules whose environments actors may make. The status is rank 0's, once it has ended. Call
     from the main thread, after `obey_scheduler`. Raises TemporaryError if rank 0 does not come, or is gone.
     """
-    stop, ended = StopSignals(), list[Job]()
-    threading.Thread(target=_watch, args=(rank, run, Job.read(run), ended), daemon=True).start()
+    stop, ended, former = StopSignals(), list[Job](), Job.read(run)
+    threading.Thread(target=_watch, args=(rank, run, former, ended), daemon=True).start()
     cores = ranks.cores_of(rank, usable_cores())
     options = joining.Options(str(run), cores, trusted, _PATIENCE_S, allow=allow)
     until_s, how = time.monotonic() + _SETTLE_S, None
@@ -334,17 +353,29 @@ def host(
             how = joining.serve(options, lambda text: tell(f"rank {rank.number}: {text}"), stop)
             break
         except TemporaryError:
+            if _is_over(run, former):
+                return ExitStatus.FINISHED
             raise
         except SeedbedError:
             # Rank 0 may not have written yet what this start of the run is.
             if time.monotonic() > until_s:
                 raise
             time.sleep(_LOOK_S)
+    # A coordinator lets its hosts end before it tells whether the run is over or only stopped.
+    until_s = time.monotonic() + _LAST_WORD_S
+    while how is not None and not ended and time.monotonic() < until_s:
+        time.sleep(_LOOK_S / 4)
     told = ended[0].ended if ended else how or "stopped"
     tell(f"rank {rank.number} ended: {told}")
     if ended:
         return ended[0].status
-    return ExitStatus.STOPPED if how is None else ExitStatus.FINISHED
+    return ExitStatus.STOPPED if how is None else ExitStatus.TRY_AGAIN
+
+
+def _is_over(run: Path, former: Job | None) -> bool:
+    """Returns whether the run has finished already, as `former` says, which was there before this process."""
+    is_over = former is not None and former.ended and former.status == ExitStatus.FINISHED
+    return bool(is_over) and Job.read(run) == former
 
 
 def _watch(rank: Rank, run: Path, former: Job | None, ended: list[Job]) -> None:

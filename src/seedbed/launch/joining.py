@@ -112,7 +112,8 @@ def serve(
     processes = max(1, int(options.cores))
     allow = (*options.allow, ANY) if options.trusted else options.allow
     allowed = HostOptions(processes, allow=allow, give_up_after_s=limit_s)
-    run = Path(options.where).resolve()
+    # Not resolved: a link may name another run later.
+    run = Path(options.where).absolute()
     if actors.is_address(options.where) or (run / ELSEWHERE).exists():
         with _apart(options, run, tell) as (run, addresses):
             key = ActorKey.read(run / FOLDER / KEY)

@@ -34,6 +34,7 @@ from seedbed.run.folder import CHECKPOINTS
 from seedbed.run.member import Member
 from seedbed.streams.addresses import LOOPBACK, bind_listener, joined_address
 from seedbed.streams.credentials import FOLDER
+from seedbed.streams.supervisor import start_module
 from seedbed.types import SeedbedError
 
 _ROUND = "round.json"
@@ -43,6 +44,7 @@ _SETTLE_S = 120.0
 _SIGN_S = 1.0
 # Seconds without a sign after which another rank is gone, and after which rank 0 is: its machine may be slow.
 _GONE_S, _LEADER_GONE_S = 15.0, 60.0
+_AWAY_S = 5.0  # between two looks, after which this process was not running
 # Seconds for which the others wait for rank 0 to begin.
 _BEGIN_S = 300.0
 # Seconds for a member to end after a signal. Schedulers kill after 30.
@@ -203,9 +205,10 @@ class Supervisor:
         self._rank, self._run, self._tell = rank, run, tell
         self._interface, self._address = interface
         self._signed_s = -math.inf
-        self._lock = _only(run, rank.number)
+        self._lock = only(run, rank.number) if rank.number else None  # rank 0 has its own already
         self._begin("")
         self._child: subprocess.Popen[bytes] | None = None
+        self._looked_s = math.inf
         self.stop = StopSignals()
         self.stop.call(self._pass_on)
 
@@ -272,7 +275,10 @@ class Supervisor:
             if self._child is not None and self._ended():
                 self._sign = self._sign._replace(died=max(0, -self._status()))
                 self._child = None
-            self._require_leader(leader_s)
+            # A member ends by itself if the leader's is gone; else the leader cannot write, perhaps.
+            if self._child is None:
+                self._require_leader(leader_s)
+            self._looked_s = time.monotonic()
             self._wait(self.stop, _TICK_S)
         self._sign, self._signed_s = self._sign._replace(leaves=True), -math.inf
         # The leader saves before this one leaves.
@@ -280,13 +286,12 @@ class Supervisor:
         self._end(signal.SIGKILL)
 
     def _require_leader(self, moved_s: float) -> None:
-        """Raises TemporaryError if rank 0 has not come, or is gone; ends the member then."""
+        """Raises TemporaryError if rank 0 has not come, or is gone. Call while there is no member."""
         now_s = time.monotonic()
-        limit_s, since_s = (
-            (_BEGIN_S, self._since_s) if moved_s == -math.inf else (_LEADER_GONE_S, moved_s)
-        )
-        if now_s - since_s > limit_s:
-            self._end(signal.SIGKILL)
+        if now_s - self._looked_s > _AWAY_S:
+            self._since_s = now_s  # this machine stood still, and so may all others have
+        limit_s = _BEGIN_S if moved_s == -math.inf else _LEADER_GONE_S
+        if now_s - max(moved_s, self._since_s) > limit_s:
             raise TemporaryError(
                 f"rank 0 has given no sign for {limit_s:.0f} s: it is gone; start the job again"
             )
@@ -346,12 +351,9 @@ class Supervisor:
         rank = self._rank
         member = Member(number, of, rank.number, address, self._interface, os.getpid())
         cores = cores_of(rank, usable_cores())
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "seedbed", *sys.argv[1:]],
-            env=os.environ | member.environment() | {CORES: str(cores)},
-            # What the terminal sends comes to the supervisor only, which passes it on once.
-            start_new_session=True,
-        )
+        settings = member.environment() | {CORES: str(cores)}
+        # What the terminal sends comes to the supervisor only, which passes it on once.
+        self._child = start_module("seedbed", sys.argv[1:], settings, start_new_session=True)
         if self.stop():
             self._pass_on()
 
@@ -378,7 +380,7 @@ def step_of(run: Path) -> int:
     return (list_steps(run / CHECKPOINTS) or [-1])[-1]
 
 
-def _only(run: Path, rank: int) -> TextIO | None:
+def only(run: Path, rank: int) -> TextIO | None:
     """Returns what this process holds as the only supervisor of a rank; None where there are no locks.
 
     Raises TemporaryError if there is another one: that of an earlier start lives for a minute without rank 0.

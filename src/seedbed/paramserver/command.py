@@ -17,7 +17,14 @@ from seedbed.paramserver.role import Role
 from seedbed.printable import printable, resume_command
 from seedbed.run.trust import OPTION as TRUST
 from seedbed.streams.addresses import listening_ports
-from seedbed.streams.credentials import ADDRESS, FOLDER, KEY, PRIVATE, write_private
+from seedbed.streams.credentials import (
+    ADDRESS,
+    FOLDER,
+    KEY,
+    PRIVATE,
+    ActorKey,
+    write_private,
+)
 from seedbed.types import SeedbedError
 
 _NOT_YET = "its coordinator has not told yet where it is"
@@ -41,7 +48,8 @@ def serve(run: Path, wishes: Wishes, tell: Callable[[str], None], stop: StopSign
     """
     if not await_run(run, _missing, wishes.limit_s, tell, stop):
         return None
-    addresses = Published(run / FOLDER / ADDRESS, False, tell)
+    key = ActorKey.read(run / FOLDER / KEY)
+    addresses = Published(run / FOLDER / ADDRESS, False, tell, key)
     return _serve(run, Entrance(addresses), wishes, tell, stop)
 
 

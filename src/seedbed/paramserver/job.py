@@ -102,9 +102,9 @@ class Job:
         written it, unless the user has `trusted` the run.
         """
         path = (folder or cls.folder(run)) / JOB
-        trust = Trust(run, path, trusted)
         try:
-            content = revived(load_json(path))
+            content, trust = Trust.reading(run, path, trusted)
+            content = revived(content)
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
             trust.require_env(env)
             trust.require_agent(content["agent"])

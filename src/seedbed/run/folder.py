@@ -310,10 +310,10 @@ class RunFolder:
         except OSError as error:
             raise _unusable(self.path, error) from error
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self, read: Callable[[Path], Any] = load_json) -> dict[str, Any]:
         """Returns the run's configuration. Raises SeedbedError if it cannot be read or is no JSON object."""
         try:
-            config = load_json(self.path / CONFIG)
+            config = read(self.path / CONFIG)
         except (OSError, ValueError) as error:
             raise SeedbedError(
                 f"{self.path / CONFIG} cannot be read ({error}): restore it, or start a new run"

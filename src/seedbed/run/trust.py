@@ -7,6 +7,7 @@ nothing else that such a folder names is imported unless the user says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -14,13 +15,14 @@ import operator
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.registry import code_of
 from seedbed.envs.names import ON_DEVICE
+from seedbed.files import json_of, open_regular
 from seedbed.named import import_named, is_local
 from seedbed.printable import printable
 from seedbed.streams.credentials import ELSEWHERE
@@ -108,6 +110,28 @@ class Trust:
     run: Path
     file: Path  # config.json or job.json, somewhere in the run's folder
     given: bool = False  # whether the user trusts the folder, whoever can write it
+    distrust: str = "nobody has looked who can write it"  # why others could have; "" if nobody could
+
+    @classmethod
+    def reading(cls, run: Path, file: Path, given: bool = False) -> tuple[Any, Trust]:
+        """Reads a JSON file in a run's folder; returns its value, and whether the names in it are trusted.
+
+        Who could have written it is told by what was opened, and not by what has that path afterwards. Raises
+        OSError and ValueError as `load_json` does.
+        """
+        with contextlib.ExitStack() as opened:
+            folders, at, found = list[int](), Path(), list[tuple[Path, os.stat_result]]()
+            for part in (run, *file.relative_to(run).parts[:-1]):
+                above, flags = folders[-1:], os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+                folders.append(os.open(part, flags, dir_fd=above[0] if above else None))
+                opened.callback(os.close, folders[-1])
+                at /= part
+                found.append((at, os.fstat(folders[-1])))
+            content = opened.enter_context(open_regular(Path(file.name), folders[-1]))
+            found.append((file, os.fstat(content.fileno())))
+            sent = ELSEWHERE in os.listdir(folders[0])
+            distrust = "another machine has sent it" if sent else _writable_by_others(found)
+            return json_of(content), cls(run, file, given, distrust)
 
     def load(self, name: str) -> type:
         """Imports the class `module:Class`.
@@ -159,24 +183,24 @@ class Trust:
 
     def require(self, name: str) -> None:
         """Tells on stderr that code is imported because of the file; raises Untrusted if it may not be."""
-        if not self.given and (reason := self._writable_by_others()):
+        if not self.given and self.distrust:
             raise Untrusted(
-                f"{printable(self.file)} names the code {name}, which is not imported because {reason}"
+                f"{printable(self.file)} names the code {name}, which is not imported because {self.distrust}"
             )
         _tell(name, printable(self.file), self.file.absolute())
 
-    def _writable_by_others(self) -> str:
-        """Returns in words how somebody else could have written the file, "" if nobody could."""
-        if (self.run / ELSEWHERE).exists():
-            return "another machine has sent it"
-        me, above = os.geteuid(), self.file.relative_to(self.run).parents
-        for path in (*(self.run / part for part in reversed(above)), self.file):
-            found = path.stat()
-            if found.st_uid != me:
-                return f"{printable(path)} belongs to the user {found.st_uid}, and you are {me}"
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return f"others can write {printable(path)} (its mode is {stat.S_IMODE(found.st_mode):o})"
-        return ""
+
+def _writable_by_others(opened: Sequence[tuple[Path, os.stat_result]]) -> str:
+    """Returns in words how somebody else could have written what was opened, "" if nobody could."""
+    me = os.geteuid()
+    for path, found in opened:
+        if found.st_uid != me:
+            return f"{printable(path)} belongs to the user {found.st_uid}, and you are {me}"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return (
+                f"others can write {printable(path)} (its mode is {stat.S_IMODE(found.st_mode):o})"
+            )
+    return ""
 
 
 @functools.cache

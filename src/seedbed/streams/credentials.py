@@ -60,6 +60,13 @@ class ActorKey:
                 f"{printable(path)} is not the key of a run: copy the file {FOLDER}/{KEY} of the run's folder"
             ) from error
 
+    def is_replaced_in(self, path: Path) -> bool:
+        """Returns whether a file holds another key now; False if it cannot be read."""
+        try:
+            return ActorKey.read(path) != self
+        except SeedbedError:
+            return False
+
     def proof(self, nonce: bytes, term: int, hello: dict[str, Any]) -> str:
         """Returns the proof, in hexadecimal, that a `HELLO` with these fields answers this nonce and term."""
         said = strict_json.dumps([term, hello], sort=True).encode()
