@@ -15,6 +15,7 @@ from seedbed.actors.host import Host, HostOptions
 from seedbed.actors.link import RunFinished
 from seedbed.actors.waiting import StopSignals, await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
+from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
 from seedbed.printable import printable

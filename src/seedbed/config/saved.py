@@ -13,7 +13,7 @@ from seedbed.envs.host.contract import is_on_device
 from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
-from seedbed.run.folder import CONFIG, SCENE, RunFolder
+from seedbed.run.folder import SCENE, RunFolder
 from seedbed.run.trust import Trust
 from seedbed.run.weights import Weights
 from seedbed.strict_json import revived

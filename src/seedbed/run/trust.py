@@ -129,7 +129,7 @@ class Trust:
                 found.append((at, os.fstat(folders[-1])))
             content = opened.enter_context(open_regular(Path(file.name), folders[-1]))
             found.append((file, os.fstat(content.fileno())))
-            sent = ELSEWHERE in os.listdir(folders[0])
+            sent = os.access(ELSEWHERE, os.F_OK, dir_fd=folders[0])
             distrust = "another machine has sent it" if sent else _writable_by_others(found)
             return json_of(content), cls(run, file, given, distrust)
 
