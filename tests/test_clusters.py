@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +289,7 @@ HOST = """
 import sys
 from pathlib import Path
 from seedbed.launch import cluster, joining
-from seedbed.exit_status import TemporaryError
+from seedbed.exit_status import TemporaryError, status_of
 from seedbed.launch.ranks import Rank
 from seedbed.scheduler import obey_scheduler
 
@@ -298,6 +297,7 @@ obey_scheduler()
 cluster._LOOK_S = 0.05
 
 def serve(options, tell, stop):
+    print("serving", flush=True)
     if sys.argv[3] == "let go":
         return "the run has ended"
     raise TemporaryError("nobody has come")
@@ -305,7 +305,10 @@ def serve(options, tell, stop):
 if sys.argv[3]:
     joining.serve = serve
 rank = Rank(1, 2, 1, 1.0, "5", sys.argv[2])
-sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
+try:
+    sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
+except TemporaryError as error:
+    sys.exit(status_of(error))
 """
 
 
@@ -352,9 +355,10 @@ def test_a_host_ends_as_the_run_has_ended(tmp_path, serve, former, later, status
     python = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", HOST, str(tmp_path), "", serve],
-        env=os.environ | {"PYTHONPATH": python}, stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": python}, stdout=subprocess.PIPE,
     )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == b"serving\n"
+    process.stdout.close()
     if later is not None:
-        time.sleep(1.0)
         cluster.Job("", "b", *later).write(tmp_path)
     assert process.wait(60) == status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from seedbed.envs.host.pickled import MAKE
 from seedbed.envs.host.pooled import EnvPoolEnv
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
+from seedbed.streams.supervisor import same_modules
 from seedbed.types import Box, Discrete, SeedbedError
 from waiting import wait_for
 
@@ -427,4 +429,5 @@ def test_an_id_of_atari_is_known_in_a_process_that_has_not_asked_for_it() -> Non
         "require_id('ALE/Pong-v5')\n"
         "import gymnasium; gymnasium.spec('ALE/Pong-v5')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {**os.environ, **same_modules()}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

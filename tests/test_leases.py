@@ -162,6 +162,23 @@ def test_learners_that_cannot_work_do_not_stop_the_others(added):
     assert done[0].drawn > 8 * 1500
 
 
+def test_a_learner_that_does_not_ask_may_be_busy():
+    now_s = 0.0
+    leases = Leases(None, 3000, learners=2, now_s=lambda: now_s)
+    assert leases.lease(0).steps == leases.lease(1).steps == 1024
+    now_s = 40.0
+    assert leases.lease(0).steps == 1024 and leases.lease(2).steps == 952
+    now_s = 44.0
+    assert leases.lease(1).steps == 1024  # it asks again, and has done nothing
+    assert leases.lease(3).steps > 0
+
+
+def test_an_item_that_asks_for_more_draws_than_there_may_be_owed_can_be_added():
+    experience = EXPERIENCE._replace(ratio=1000.0, min_size=0)
+    leases = Leases(experience, STEPS)
+    assert leases.lease(0).added == 1
+
+
 def test_a_report_counts_once():
     leases = Leases(EXPERIENCE, STEPS, 0, 100)
     for _ in range(3):

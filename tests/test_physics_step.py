@@ -211,7 +211,6 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
     assert again.diverged and again.time == 0
 
 
-@pytest.mark.slow
 def test_what_is_read_anew_of_a_diverged_environment_is_zero():
     model = physics.load(CARTPOLE.format(integrator="Euler"))
 
@@ -284,6 +283,7 @@ def test_the_world_is_not_pushed_and_what_has_inertia_only_turns():
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=tolerance * 40, err_msg=name)
 
 
+@pytest.mark.slow
 def test_runge_kutta_holds_the_forward_pass_once():
     def equations(jaxpr: Any) -> int:
         inner = [x for eqn in jaxpr.eqns for x in jaxprs_in_params(eqn.params)]

@@ -110,12 +110,14 @@ def test_the_command_of_a_run_trains_it_where_it_was_and_on_a_cpu(gpu, monkeypat
         given = flags.split_train_arguments(["ant/ppo", *words])
         return settle(given.request, lambda c: flags.override(c, given.rest, False)).config
 
-    config = settled(words)
-    command = flags.command(config).split()
-    assert command[:3] == ["seedbed", "train", "ant/ppo"]
-    assert settled(command[3:]) == config
-    monkeypatch.setattr(scaling, "start_jax", lambda: "cpu")
-    assert settled(command[3:]) == config
+    for first, other in (("gpu", "cpu"), ("cpu", "gpu")):
+        monkeypatch.setattr(scaling, "start_jax", lambda first=first: first)
+        config = settled(words)
+        command = flags.command(config).split()
+        assert command[:3] == ["seedbed", "train", "ant/ppo"]
+        assert settled(command[3:]) == config
+        monkeypatch.setattr(scaling, "start_jax", lambda other=other: other)
+        assert settled(command[3:]) == config
 
 
 def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkeypatch):

@@ -141,7 +141,7 @@ def command(config: TrainConfig) -> str:
 
     The name may be a stranger's: no code is imported for it, but for that of the configuration itself.
     """
-    from seedbed.config.scaling import for_this_device  # imports JAX
+    from seedbed.config.scaling import everywhere  # imports JAX
 
     env, _, agent = config.name.rpartition("/")
     own = {"", code_of(config.env), *map(_path, (config.env, config.agent))}
@@ -166,10 +166,10 @@ def command(config: TrainConfig) -> str:
     if (start := config.start) is not None:
         parts = {"--from-optimizer": start.optimizer, "--from-partial": start.partial}
         words += ["--from", str(start.run), *(name for name, given in parts.items() if given)]
-    # Where the command is given, the sizes may be those of a CPU or of this device.
-    before, scaled = (dict(_known_options(each)) for each in (usual, for_this_device(usual)))
+    # Wherever the command is given.
+    before = [dict(_known_options(each)) for each in everywhere(usual)]
     for option, value in _known_options(config):
-        known = value == before.get(option) == scaled.get(option)
+        known = all(value == each.get(option) for each in before)
         if known or option.rpartition(".")[2].lstrip("-").startswith("no-"):
             continue
         if isinstance(value, bool):

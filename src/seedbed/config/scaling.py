@@ -7,6 +7,7 @@ other environments are written for a CPU, and what a user names on the command l
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,16 @@ def for_this_device(config: TrainConfig) -> TrainConfig:
     Only the fused runtime and agents of `AGENTS` have sizes that depend on them. For the fused runtime it
     starts JAX.
     """
-    values = _values(config)
+    return sized(config, _values(config))
+
+
+def everywhere(config: TrainConfig) -> list[TrainConfig]:
+    """Returns a configuration that was written for a CPU, with the sizes for each kind of device."""
+    return [config, *(sized(config, _values(config, platform)) for platform in FACTORS)]
+
+
+def sized(config: TrainConfig, values: Mapping[str, int]) -> TrainConfig:
+    """Returns a configuration with other sizes, by names as on the command line."""
     of_agent = {
         name.partition(".")[2]: n for name, n in values.items() if name.startswith("agent.")
     }
@@ -97,13 +107,13 @@ def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConf
     return dataclasses.replace(config, agent=agent), f"compute dtype: {dtype} (auto: {reason})"
 
 
-def _values(config: TrainConfig) -> dict[str, int]:
-    """Returns the options that depend on the platform, by name, with their values on this host."""
+def _values(config: TrainConfig, platform: str = "") -> dict[str, int]:
+    """Returns the options that depend on the platform, by name, with their values there; "": on this host."""
     if not isinstance(config.runtime, FusedConfig):
         return {}
     kind = f"{type(config.agent).__module__}:{type(config.agent).__name__}"
     agent = next((name for name, path in AGENTS.items() if path == kind), "")
-    factors = FACTORS.get(start_jax(), {}).get(agent, {})
+    factors = FACTORS.get(platform or start_jax(), {}).get(agent, {})
     return {name: max(1, round(factor * _value(config, name))) for name, factor in factors.items()}
 
 

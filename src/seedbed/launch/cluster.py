@@ -190,7 +190,10 @@ def _settled(run: Path) -> dict[str, Any]:
     words = [word for word in sys.argv[2:] if word != "--resume"]
     settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     child = start_module("seedbed", ["config", *words, "--json"], settings, stdout=subprocess.PIPE)
-    said, status = child.communicate()[0], child.returncode
+    try:
+        said, status = child.communicate()[0], child.returncode
+    finally:
+        child.kill()  # after a signal
     if status:
         # It has said why, unless it was killed.
         raise SystemExit(status if status > 0 else ExitStatus.TRY_AGAIN)
@@ -363,7 +366,7 @@ def host(
             time.sleep(_LOOK_S)
     # A coordinator lets its hosts end before it tells whether the run is over or only stopped.
     until_s = time.monotonic() + _LAST_WORD_S
-    while how is not None and not ended and time.monotonic() < until_s:
+    while how is not None and not (ended or stop()) and time.monotonic() < until_s:
         time.sleep(_LOOK_S / 4)
     told = ended[0].ended if ended else how or "stopped"
     tell(f"rank {rank.number} ended: {told}")

@@ -274,7 +274,7 @@ class Supervisor:
                     self._start(now.ranks.index(self._rank.number), len(now.ranks), now.address)
             if self._child is not None and self._ended():
                 self._sign = self._sign._replace(died=max(0, -self._status()))
-                self._child = None
+                self._child, self._since_s = None, time.monotonic()
             # A member ends by itself if the leader's is gone; else the leader cannot write, perhaps.
             if self._child is None:
                 self._require_leader(leader_s)

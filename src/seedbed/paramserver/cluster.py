@@ -172,6 +172,8 @@ class Cluster:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
                     raise TemporaryError(self._silence(keeper, patience_s))
+            else:
+                futures[number].cancel()
         _check(self.parameters)
         return results
 
@@ -265,17 +267,21 @@ class Cluster:
         A save may take as long as it needs: a shard that hangs meanwhile is killed.
         """
 
-        def save(keeper: Keeper) -> str:
+        def save(keeper: Keeper) -> tuple[str, str]:
             while not keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep).fields["begun"]:
                 time.sleep(_POLL_S)
             while name not in (report := keeper.fetch_report())["saved"]:
                 time.sleep(_POLL_S)
-            return report["saved"][name]
+            return keeper.role.name, report["saved"][name]
 
-        errors = self._ask_all(self.replay, save, patience_s=math.inf)
-        full = [keeper.role.name for keeper in self.replay if keeper.waits_for_room]
-        errors += [f"{each} was not saved as {name}, as its disk is full" for each in full]
-        return [error for error in errors if error]
+        saved = dict(self._ask_all(self.replay, save, patience_s=math.inf))
+        full = [each.role.name for each in self.replay if each.failure is None]
+        errors = [
+            f"{each} was not saved as {name}, as its disk is full"
+            for each in full
+            if each not in saved
+        ]
+        return [*(error for error in saved.values() if error), *errors]
 
     def take_notices(self) -> list[str]:
         """Returns messages of all roles for the user, each once."""

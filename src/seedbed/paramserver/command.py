@@ -50,7 +50,8 @@ def serve(run: Path, wishes: Wishes, tell: Callable[[str], None], stop: StopSign
         return None
     key = ActorKey.read(run / FOLDER / KEY)
     addresses = Published(run / FOLDER / ADDRESS, False, tell, key)
-    return _serve(run, Entrance(addresses), wishes, tell, stop)
+    # The folder may be a link: roles stay with the run that it names now.
+    return _serve(run.resolve(), Entrance(addresses), wishes, tell, stop)
 
 
 def serve_apart(

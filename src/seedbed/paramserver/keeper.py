@@ -181,6 +181,8 @@ class Keeper:
                 request = self._requests.get(timeout=min(left_s, 0.05))
             except queue.Empty:
                 continue
+            if not request.answer.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
             try:
                 request.answer.set_result(request.function(self))
             except BaseException as error:

@@ -24,7 +24,7 @@ _LEAST_STEPS, _MOST_STEPS = 1 << 10, 1 << 14
 # The share of what is left that one lease may take, divided by the number of learners.
 _SHARE = 0.5
 # Seconds after which a learner that asks, and has done nothing, is not waited for: its replay may be away.
-_IDLE_S = 30.0
+_IDLE_S, _ASKS_S = 30.0, 5.0
 
 
 class Tally(NamedTuple):
@@ -51,6 +51,7 @@ class _Holder:
     tally: Tally
     until: Tally
     worked_s: float  # when its tally has changed last
+    asked_s: float  # when it has asked last
 
 
 class Leases:
@@ -114,13 +115,16 @@ class Leases:
         """Returns a learner's lease, which may go further than the one before, and never less far."""
         tally = self._tallies.get(learner, Tally())
         now_s = self._now_s()
-        holder = self._holders.setdefault(learner, _Holder(tally, tally, now_s))
+        holder = self._holders.setdefault(learner, _Holder(tally, tally, now_s, now_s))
         self._update(holder, tally)
+        holder.asked_s = now_s
         left = self._left()
+        idle_s, silent_s = now_s - _IDLE_S, now_s - _ASKS_S
+        # One that does not even ask may be busy with a long update.
         busy = [
             each
             for each in self._holders.values()
-            if each is holder or now_s - each.worked_s < _IDLE_S
+            if each is holder or each.worked_s > idle_s or each.asked_s < silent_s
         ]
         taken = Tally(*map(sum, zip(*map(_unused, busy), strict=True)))
         share = _SHARE / max(self._learners, len(busy))
@@ -153,7 +157,8 @@ class Leases:
         experience, owed = self._experience, self._limiter.owed
         missing = max(0, experience.min_size - self._held)
         slack = SLACK_BATCHES * experience.batch * self._learners
-        beyond = int((slack - owed) / experience.ratio)
+        # An item at least, however many draws it asks for.
+        beyond = max(int((slack - owed) / experience.ratio), int(owed < slack))
         # Nothing can be drawn while items are missing, so draws that are owed do not keep them out.
         added = missing + max(0, beyond) if missing else beyond
         return Tally(steps, added, 0 if missing else int(owed))

@@ -212,8 +212,8 @@ def refresh(model: Model, data: Data, **given: Array) -> Data:
 
     Raises SeedbedError as `forward` does.
     """
-    bad = data.diverged
-    new = forward(model, _harmless(model, data.state, bad), **given)
+    dtype, bad = _check(model, data.state), data.diverged
+    new = forward(model, _harmless(model.astype(dtype), data.state, bad), **given)
     new = where(bad, jax.tree.map(jnp.zeros_like, new), new)
     late = np.concatenate([[s.of_forces] * s.dim for s in model.sensors] or [[]]).astype(bool)
     moved = {name: getattr(new, name) for name in ("ncon", "cinert", "cvel", *_PLACES)}

@@ -268,7 +268,9 @@ def _paramserver(
         model.note("parameter shards", lambda worker=worker: worker.busy_s)
     replay: ReplayShards | None = None
     if replays:
-        replay = ReplayShards(simulation, homes["replay"], sizes, acting, costs, parts)
+        replay = ReplayShards(
+            simulation, homes["replay"], sizes, acting, costs, parts, config.learners
+        )
         for worker in replay.workers:
             model.note("replay shards", lambda worker=worker: worker.busy_s)
     learners = []

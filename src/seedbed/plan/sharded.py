@@ -98,12 +98,13 @@ class ReplayShards:
         acting: ActingCosts,
         costs: ShardCosts,
         parts: Traffic,
+        learners: int,
     ) -> None:
-        """`machines` are those of the shards."""
+        """`machines` are those of the shards; all `learners` draw from them."""
         assert isinstance(sizes.experience, Replay)
         self.simulation, self.sizes, self.parts = simulation, sizes, parts
         self.workers = [Worker(simulation, machine) for machine in machines]
-        self.balance = Balance(simulation, sizes.experience, len(machines))
+        self.balance = Balance(simulation, sizes.experience, learners)
         self._acting, self._costs = acting, costs
 
     def cost(self, worker: Worker, machine: Machine, size: float) -> tuple[Cost, Cost]:

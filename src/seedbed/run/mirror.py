@@ -14,6 +14,7 @@ import fcntl
 import importlib
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -129,10 +130,10 @@ class Bucket:
                     if terms:
                         self._fetch(terms[-1], parent)
                     return
-                except FileNotFoundError:
+                except FileNotFoundError as error:
                     # A process that trains has removed something since the list was made.
                     if not left:
-                        raise
+                        raise OSError("files go while they are read") from error
 
     def _fetch(self, newest: int, parent: Parent | None) -> None:
         with self._alone() as alone:
@@ -152,7 +153,7 @@ class Bucket:
                     (self._folder / path).unlink()
             # The next start here takes a later term; and this file is not that of who has the run.
             file.parent.mkdir(exist_ok=True)
-            file.write_text("elsewhere")
+            file.write_text(secrets.token_hex(8))
             # Who has written the bucket is not known: what it names is not imported unasked. A start that
             # was killed before it had sent anything has left its term only.
             if there:
@@ -205,7 +206,7 @@ class Bucket:
         """Raises Taken if there is a later term, of which the folder is told, so that its learner ends."""
         newest = max(self._terms(), default=0)
         if newest > self._term:
-            (self._folder / TERMS / f"{newest:06d}").write_text("elsewhere")
+            (self._folder / TERMS / f"{newest:06d}").write_text(secrets.token_hex(8))
             raise Taken
         self._looked_s = time.monotonic()
 
@@ -216,6 +217,7 @@ class Bucket:
             (Path(folder) / name).relative_to(self._folder).as_posix()
             for folder, _, names in os.walk(self._folder)
             for name in names
+            if (Path(folder) / name).is_file()
         )
         return sorted(filter(belongs, found), key=_order)
 
@@ -250,8 +252,11 @@ class Bucket:
             return
         new = [path for path in self.new(ending) if path.startswith(_BEFORE)]
         self._put(new)
-        # A replay takes so long that other checkpoints may be there now.
-        later = [path for path in self.new(ending) if not path.startswith(_BEFORE)]
+        # A replay takes so long that other checkpoints may be there now; they wait for their own replays,
+        # unless these have gone meanwhile.
+        indices = [path for path in self._local() if path.endswith(_INDEX)]
+        unsent = [f"{_CHECKPOINTS}{_step(path)}/" for path in indices if path not in self._same]
+        later = [path for path in self.new(ending) if not path.startswith((*_BEFORE, *unsent))]
         self._put(later)
         if new or later or not self._same.keys() <= set(here):
             self._remove_gone()
@@ -277,15 +282,20 @@ class Bucket:
             self._versions.pop(path, None)
 
     def _has_newer(self, here: list[str]) -> bool:
-        """Returns whether the bucket has all of a checkpoint that is here, with its replays, if one is."""
-        sent = self._same.keys()
-        names = {path.split("/")[1] for path in here if path.startswith(_CHECKPOINTS)}
-        steps = [name for name in names if name.isdigit()]
-        return not steps or any(
-            all(path in sent for path in here if path.startswith(f"{_CHECKPOINTS}{step}/"))
-            and all(path in sent for path in here if path.endswith(f".{step}{_INDEX}"))
-            for step in steps
-        )
+        """Returns whether the bucket has all of a checkpoint that is here, with its replays if one has some.
+
+        Replays of older checkpoints may be gone.
+        """
+        checkpoints = [path for path in here if path.startswith(_CHECKPOINTS)]
+        steps = {name for path in checkpoints if (name := path.split("/")[1]).isdigit()}
+        with_replay = steps & {_step(path) for path in here if path.endswith(_INDEX)}
+        for step in with_replay or steps:
+            files = [path for path in checkpoints if path.startswith(f"{_CHECKPOINTS}{step}/")]
+            indices = [path for path in here if path.endswith(_INDEX) and _step(path) == step]
+            if self._same.keys() >= {*files, *indices}:
+                return True
+        # There may be none at all for a moment, while an old one is put aside.
+        return not (steps or any(path.startswith(_CHECKPOINTS) for path in self._same))
 
     def _remove_gone(self) -> None:
         """Removes checkpoints and parts of replays that are not here any more; all else stays.
@@ -327,6 +337,11 @@ def _parent(path: str) -> str:
     return str(PurePosixPath(path).parent)
 
 
+def _step(index: str) -> str:
+    """Returns the name of the checkpoint to which an index belongs: the middle of NUMBER.NAME.index."""
+    return PurePosixPath(index).name.removesuffix(_INDEX).partition(".")[2]
+
+
 def _replays(paths: list[str]) -> set[str]:
     """Returns the folders in which one of some files is the index of a replay."""
     return {_parent(path) for path in paths if path.endswith(_INDEX)}
@@ -347,8 +362,7 @@ def _keep(bucket: Bucket, parent: Parent) -> int:
                 parent.say(say=f"{bucket.address} has everything again")
             failed_s, told = 0.0, False
         except Taken:
-            # The learner finds it in its folder, and ends; unless it has ended.
-            return ExitStatus.REFUSED if ending else 0
+            return ExitStatus.REFUSED  # the learner finds it in its folder, and ends
         except Exception as error:  # each library has errors of its own
             if not told:
                 parent.say(say=f"{bucket.address} refuses ({_text(error)}); tried again")
@@ -382,7 +396,7 @@ def main() -> None:
     except Exception as error:
         parent.say(
             error=f"the bucket cannot be used ({_text(error)}): check its name and your rights",
-            again=not isinstance(error, _LASTING),
+            again=not isinstance(error, _LASTING) and "Credentials" not in type(error).__name__,
         )
         return
     parent.say(ready=True)

@@ -122,7 +122,9 @@ class Trust:
         with contextlib.ExitStack() as opened:
             folders, at, found = list[int](), Path(), list[tuple[Path, os.stat_result]]()
             for part in (run, *file.relative_to(run).parts[:-1]):
-                above, flags = folders[-1:], os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+                # O_PATH, where there is one, needs no right to read the folder.
+                above, look = folders[-1:], getattr(os, "O_PATH", os.O_RDONLY)
+                flags = look | os.O_CLOEXEC | os.O_DIRECTORY
                 folders.append(os.open(part, flags, dir_fd=above[0] if above else None))
                 opened.callback(os.close, folders[-1])
                 at /= part

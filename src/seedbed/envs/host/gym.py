@@ -142,7 +142,7 @@ def require_id(env_id: str) -> None:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         hint = did_you_mean(name, gymnasium.registry, 3, 0.5, "see `seedbed list`")
-        hint += "" if module else of_package(name)
+        hint += "" if ":" in env_id else of_package(name)
         raise SeedbedError(f"Gymnasium has no environment {name!r}{hint}") from error
 
 
