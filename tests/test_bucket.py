@@ -341,7 +341,8 @@ def test_a_bucket_always_has_a_checkpoint_with_its_replay(
         keeping.send()
     steps = sorted(int(path.name) for path in run.checkpoints.iterdir())
     assert whole_in(there)[-1] == newest_in(there) == steps[-1]
-    assert sorted(int(path.name) for path in (there / "checkpoints").iterdir()) == steps
+    folders = (there / "checkpoints").iterdir()
+    assert sorted(int(path.name) for path in folders if any(path.iterdir())) == steps
     run.close()
 
 
@@ -513,7 +514,9 @@ def test_a_failure_of_the_run_is_told_and_not_the_buckets(machines, tmp_path):
 
 def test_what_cannot_be_used_is_told_before_training(monkeypatch, tmp_path):
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with pytest.raises(SeedbedError, match="foo://x/run: the bucket cannot be used .Protocol") as error:
+    with pytest.raises(
+        SeedbedError, match="foo://x/run: the bucket cannot be used .Protocol"
+    ) as error:
         run_path("foo://x/run")
     assert status_of(error.value) == ExitStatus.FAILED
     (tmp_path / "file").write_text("")

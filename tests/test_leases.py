@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -167,14 +168,16 @@ def test_a_learner_that_does_not_ask_may_be_busy():
     leases = Leases(None, 3000, learners=2, now_s=lambda: now_s)
     assert leases.lease(0).steps == leases.lease(1).steps == 1024
     now_s = 40.0
-    assert leases.lease(0).steps == 1024 and leases.lease(2).steps == 952
+    leases.report(0, Tally(steps=10))
+    assert leases.lease(0).steps == 1034 and leases.lease(2).steps == 2990 - 2 * 1024
+    assert leases.lease(3).steps == 0
     now_s = 44.0
     assert leases.lease(1).steps == 1024  # it asks again, and has done nothing
-    assert leases.lease(3).steps > 0
+    assert leases.lease(3).steps == 1024
 
 
 def test_an_item_that_asks_for_more_draws_than_there_may_be_owed_can_be_added():
-    experience = EXPERIENCE._replace(ratio=1000.0, min_size=0)
+    experience = dataclasses.replace(EXPERIENCE, ratio=1000.0, min_size=0)
     leases = Leases(experience, STEPS)
     assert leases.lease(0).added == 1
 

@@ -279,7 +279,7 @@ def test_an_actor_goes_on_in_another_python(tmp_path):
     started = run_seedbed(log, f"actor nowhere --pyth {other} --give-up-after 1e-3 --envs=2")
     assert started.wait(60) == ExitStatus.TRY_AGAIN
     _, again = noted.read_text().splitlines()
-    assert again == "-m seedbed actor nowhere --give-up-after 1e-3 --envs=2"
+    assert again == "-P -m seedbed actor nowhere --give-up-after 1e-3 --envs=2"
     assert "did not begin within 0.001 s" in log.read_text()
 
 

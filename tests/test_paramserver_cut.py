@@ -110,7 +110,9 @@ def test_the_last_cut_is_made_again_and_its_failure_is_told(tmp_path, monkeypatc
     if cuts == 2:
         assert made.last_snapshot() == "cut"
     else:
-        with pytest.raises(TemporaryError, match="could not be saved: parameter shards had .*--resume"):
+        with pytest.raises(
+            TemporaryError, match="could not be saved: parameter shards had .*--resume"
+        ):
             made.last_snapshot()
 
 

@@ -226,9 +226,7 @@ def test_what_is_read_anew_of_a_diverged_environment_is_zero():
 
 
 def test_an_integrator_that_a_file_may_not_have_is_refused():
-    tendon = (
-        '<tendon><fixed damping="1"><joint joint="cart" coef="1"/></fixed></tendon></mujoco>'
-    )
+    tendon = '<tendon><fixed damping="1"><joint joint="cart" coef="1"/></fixed></tendon></mujoco>'
     plain = CARTPOLE.format(integrator="Euler")
     damped = plain.replace("</mujoco>", tendon)
     fluid = plain.replace('integrator="Euler"', 'integrator="Euler" density="1"')

@@ -223,7 +223,9 @@ class ReplayClient:
         caller = self._caller
         while True:
             with self._lock:
-                rows = [self._unsent.popleft() for _ in range(min(self._most_rows, len(self._unsent)))]
+                rows = [
+                    self._unsent.popleft() for _ in range(min(self._most_rows, len(self._unsent)))
+                ]
                 self._unacked.extend(rows)
                 ends = [] if self._unsent or self._ends_sent else list(self._ends)
                 self._ends_sent |= bool(ends)

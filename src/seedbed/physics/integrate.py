@@ -49,7 +49,9 @@ def require_integrator(model: Model) -> None:
     }
     for what, found in left_out.items():
         if option.integrator == IMPLICITFAST and found:
-            raise SeedbedError(f"opt.integrator is implicitfast, and the model has {what}: use Euler")
+            raise SeedbedError(
+                f"opt.integrator is implicitfast, and the model has {what}: use Euler"
+            )
 
 
 def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Sequence[Array]) -> Data:

@@ -110,7 +110,9 @@ class Trust:
     run: Path
     file: Path  # config.json or job.json, somewhere in the run's folder
     given: bool = False  # whether the user trusts the folder, whoever can write it
-    distrust: str = "nobody has looked who can write it"  # why others could have; "" if nobody could
+    distrust: str = (
+        "nobody has looked who can write it"  # why others could have; "" if nobody could
+    )
 
     @classmethod
     def reading(cls, run: Path, file: Path, given: bool = False) -> tuple[Any, Trust]:
