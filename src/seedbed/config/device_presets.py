@@ -139,7 +139,7 @@ def go1_getup_ppo() -> TrainConfig:
     # An action is a step from where the joints are: a little noise never turns the robot over.
     return joystick_ppo(
         Go1Getup(),
-        15_000_000,
+        40_000_000,
         equivariant=True,
         initial_scale=1.0,
         least_scale=0.3,
