@@ -26,9 +26,10 @@ from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
 from seedbed.run import mirror
 from seedbed.run.bucket import address_file, folder_of, is_address, kept, name_of, run_path
+from seedbed.run.bucket_names import belongs
 from seedbed.run.checkpoint_helper import newest_claim
 from seedbed.run.folder import RunFolder, TakenOver
-from seedbed.run.mirror import Bucket, Taken, belongs
+from seedbed.run.mirror import Bucket, Taken
 from seedbed.run.trust import Trust, Untrusted
 from seedbed.types import SeedbedError
 from waiting import wait_for
@@ -270,15 +271,15 @@ def test_a_file_beside_a_folder_that_is_not_of_the_cache_is_nobodys_bucket(tmp_p
     assert cluster.folder_of(folder, Rank(0, 2, 1, 0.0, "", "")) == folder
 
 
-def save_checkpoint(run: RunFolder, step: int) -> None:
-    """Makes a checkpoint after the index of its replay, which names a file; keeps three, and two replays."""
+def save_checkpoint(run: RunFolder, step: int, keep: int = 3) -> None:
+    """Makes a checkpoint after the index of its replay, which names a file; keeps some, and two replays."""
     run.replay.mkdir(exist_ok=True)
     for old in range(step - 1):
         (run.replay / f"0000000{old}.{old}.index").unlink(missing_ok=True)
         (run.replay / f"rows-{old}.data").unlink(missing_ok=True)
     (run.replay / f"rows-{step}.data").write_text("x")
     (run.replay / f"0000000{step}.{step}.index").write_text(f"rows-{step}.data")
-    for old in range(step - 2):
+    for old in range(step - keep + 1):
         shutil.rmtree(run.checkpoints / str(old), ignore_errors=True)
     (run.checkpoints / str(step)).mkdir(parents=True)
     for name in ("a", "b"):
@@ -343,6 +344,42 @@ def test_a_bucket_always_has_a_checkpoint_with_its_replay(
     assert whole_in(there)[-1] == newest_in(there) == steps[-1]
     folders = (there / "checkpoints").iterdir()
     assert sorted(int(path.name) for path in folders if any(path.iterdir())) == steps
+    run.close()
+
+
+@pytest.mark.parametrize("saves", [1, 2, 4])
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_bucket_that_is_slower_than_saving_has_a_checkpoint_and_not_all(
+    machines, tmp_path, monkeypatch, keep, saves
+):
+    one, _ = machines
+    run, keeping, there = one.begin(), one.bucket(), tmp_path / "bucket" / "run"
+    keeping.claim()
+    save_checkpoint(run, 1, keep)
+    keeping.send()
+    put, step, at_once = keeping._files.put_file, 1, True
+
+    def put_file(*args: Any) -> None:
+        nonlocal step, at_once
+        put(*args)
+        if at_once:
+            at_once = False
+            for _ in range(saves):
+                step += 1
+                save_checkpoint(run, step, keep)
+
+    monkeypatch.setattr(keeping._files, "put_file", put_file)
+    newest = []
+    for _ in range(20):
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write("1\n")
+        at_once = True
+        keeping.send()
+        newest.append(newest_in(there))
+    assert newest[-1] > step - 4 * saves - keep, "the bucket goes on with the run"
+    for folder in ("checkpoints", "replay"):
+        files = [path for path in (there / folder).rglob("*") if path.is_file()]
+        assert len(files) < 2 * (3 + keep + 6 * saves)
     run.close()
 
 

@@ -229,6 +229,20 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
     assert notice.startswith("replay-0 cannot be started, as its disk is full ([Errno 28] No space")
 
 
+def test_who_does_not_wait_any_more_is_given_no_answer(keep):
+    """Nor does the role's thread do what was asked, or fail at it."""
+    keeper, done = keep(), []
+    asked = [keeper.request(lambda _: done.append(1)) for _ in range(2)]
+    assert asked[0].cancel()
+    keeper.kill()
+    with pytest.raises(ConnectionError, match="replay-0 has ended"):
+        asked[1].result(timeout=20)
+    late = keeper.request(lambda _: done.append(1))
+    with pytest.raises(ConnectionError, match="replay-0 has ended"):
+        late.result(timeout=20)
+    assert not done and keeper.failure is None
+
+
 def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, keep, monkeypatch):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -368,8 +368,8 @@ def host(
     until_s = time.monotonic() + _LAST_WORD_S
     while how is not None and not (ended or stop()) and time.monotonic() < until_s:
         time.sleep(_LOOK_S / 4)
-    told = ended[0].ended if ended else how or "stopped"
-    tell(f"rank {rank.number} ended: {told}")
+    how = None if stop() else how
+    tell(f"rank {rank.number} ended: {ended[0].ended if ended else how or 'stopped'}")
     if ended:
         return ended[0].status
     return ExitStatus.STOPPED if how is None else ExitStatus.TRY_AGAIN

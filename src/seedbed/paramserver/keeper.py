@@ -220,7 +220,8 @@ class Keeper:
         with contextlib.suppress(queue.Empty):
             while True:
                 answer = self._requests.get_nowait().answer
-                answer.set_exception(ConnectionError(f"{self.role.name} has ended"))
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(ConnectionError(f"{self.role.name} has ended"))
 
     def _bury(self) -> None:
         """Tells how a process has ended, if there was one; raises SeedbedError if another would not live."""

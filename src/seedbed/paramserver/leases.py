@@ -160,8 +160,7 @@ class Leases:
         # An item at least, however many draws it asks for.
         beyond = max(int((slack - owed) / experience.ratio), int(owed < slack))
         # Nothing can be drawn while items are missing, so draws that are owed do not keep them out.
-        added = missing + max(0, beyond) if missing else beyond
-        return Tally(steps, added, 0 if missing else int(owed))
+        return Tally(steps, missing + beyond, 0 if missing else int(owed))
 
     def expire(self, learner: int) -> None:
         """Takes back what a learner's lease has left unused."""

@@ -24,48 +24,39 @@ from typing import Any
 from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json, write_json
 from seedbed.run.bucket import address_file, name_of
+from seedbed.run.bucket_names import (
+    BEFORE,
+    CHECKPOINTS,
+    INDEX,
+    belongs,
+    is_checkpoint,
+    order,
+    parent_of,
+    replays_of,
+    saved_at,
+    step_of,
+)
 from seedbed.run.checkpoint_helper import TERMS, newest_claim
-from seedbed.run.folder import CHECKPOINTS, CONFIG, LOCK, METRICS
+from seedbed.run.folder import CONFIG, LOCK, METRICS
 from seedbed.streams.beside import Parent
 from seedbed.streams.credentials import ELSEWHERE
-from seedbed.streams.credentials import FOLDER as LISTEN
 
 _EVERY_S, _AGAIN_S = 15.0, 30.0
 # Seconds for which nobody looks whether another process has the run, while files are being sent.
 _LOOK_S = 10.0
 # How often a bucket is listed anew because a file went while it was read.
 _TRIES = 5
+# Passes after which replays are given up: saving is faster than sending.
+_MOST_LATE = 4
 # Beside a run's folder: what has been sent and fetched, and the lock of who fetches.
 _STATE, _FETCHING = "sent.json", "fetch.lock"
-_LEFT_OUT = (LISTEN, TERMS)
-_ROLE_FILES = ("address.json", "log.txt")
-# What a run goes on from, and what it is made for and learns from, which must not come after it.
-_CHECKPOINTS, _BEFORE = f"{CHECKPOINTS}/", (CONFIG, "replay/", "roles/")
 # Files that grow with each line of metrics, and are sent whole; and the bytes a second that this may take.
 _LOGS, _LOG_BYTES_S = (METRICS, "events.out.tfevents."), 100_000
 _LOG_MOST_S = 600.0  # that a log waits: a machine that is lost takes no more lines with it
-# What a save of a replay ends with; its other files grow between saves.
-_INDEX = ".index"
 # Errors that come again: no such protocol, no rights, no such bucket. Others may be of the network or a disk.
 _LASTING = (ValueError, PermissionError, FileNotFoundError)
 # What changes with a file's content, as the library of each bucket names it.
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "updated")
-
-
-def _order(path: str) -> tuple[bool, bool, bool, str]:
-    """Has replays go before their checkpoints, indices after what they name, and metrics last."""
-    first, second = path.startswith(_BEFORE), path.startswith(_CHECKPOINTS)
-    return not first, not second, path.endswith(_INDEX), path
-
-
-def belongs(path: str) -> bool:
-    """Returns whether a file of a run's folder, or a name in a bucket, is one that both have.
-
-    Anybody may have written a bucket: a name must not lead out of the folder, nor to what stays here.
-    """
-    parts = path.split("/")
-    hidden = any(not part or part.startswith(".") for part in parts)
-    return not hidden and parts[0] not in _LEFT_OUT and parts[-1] not in _ROLE_FILES
 
 
 class Taken(Exception):
@@ -89,6 +80,8 @@ class Bucket:
         self._same: dict[str, list[int]] = {}
         self._versions: dict[str, str] = {}
         self._sent_s: dict[str, float] = {}  # when this process has sent a file last
+        self._waited = False  # whether the last pass has sent no checkpoint, as all waited for their replays
+        self._late = 0  # passes in a row after which the newest checkpoint was not there with its replay
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
             self._same, self._versions = dict(state["same"]), dict(state["versions"])
@@ -142,7 +135,7 @@ class Bucket:
             file = self._folder / TERMS / f"{newest:06d}"
             mine = file.exists() and file.read_bytes() == self._token(newest)
             there = {path: about for path, about in self._find().items() if belongs(path)}
-            for path, about in sorted(there.items(), key=lambda item: _order(item[0])):
+            for path, about in sorted(there.items(), key=lambda item: order(item[0])):
                 if parent is not None and parent.ending.is_set():
                     raise InterruptedError("it was interrupted")
                 self._bring(path, about, mine)
@@ -219,7 +212,7 @@ class Bucket:
             for name in names
             if (Path(folder) / name).is_file()
         )
-        return sorted(filter(belongs, found), key=_order)
+        return sorted(filter(belongs, found), key=order)
 
     def new(self, ending: bool = False) -> list[str]:
         """Returns what has changed since it was sent; of a replay, only if it has been saved since.
@@ -234,8 +227,8 @@ class Bucket:
                 now = self._stat(path)
                 if self._same.get(path) != now and (ending or self._is_due(path, now[0])):
                     found.append(path)
-        saved = _replays(found)
-        return [path for path in found if _parent(path) not in _replays(here) - saved]
+        saved = replays_of(found)
+        return [path for path in found if parent_of(path) not in replays_of(here) - saved]
 
     def _is_due(self, path: str, size: int) -> bool:
         passed_s = time.monotonic() - self._sent_s.get(path, -math.inf)
@@ -250,13 +243,15 @@ class Bucket:
         if CONFIG not in here:
             self._discard()
             return
-        new = [path for path in self.new(ending) if path.startswith(_BEFORE)]
+        new = [path for path in self.new(ending) if path.startswith(BEFORE)]
         self._put(new)
-        # A replay takes so long that other checkpoints may be there now; they wait for their own replays,
-        # unless these have gone meanwhile.
-        indices = [path for path in self._local() if path.endswith(_INDEX)]
-        unsent = [f"{_CHECKPOINTS}{_step(path)}/" for path in indices if path not in self._same]
-        later = [path for path in self.new(ending) if not path.startswith((*_BEFORE, *unsent))]
+        # A replay takes so long that other checkpoints may be there now. They wait for their own replays,
+        # unless these have gone meanwhile; but not all of them in two passes.
+        found = [path for path in self.new(ending) if not path.startswith(BEFORE)]
+        indices = [path for path in self._local() if path.endswith(INDEX)]
+        unsent = [f"{CHECKPOINTS}{saved_at(path)}/" for path in indices if path not in self._same]
+        later = [path for path in found if self._waited or not path.startswith(tuple(unsent))]
+        self._waited = len(later) < len(found) and not any(map(is_checkpoint, later))
         self._put(later)
         if new or later or not self._same.keys() <= set(here):
             self._remove_gone()
@@ -271,7 +266,7 @@ class Bucket:
                 now = self._stat(path)
             except FileNotFoundError:
                 continue
-            self._files.makedirs(f"{self._root}/{_parent(path)}", exist_ok=True)
+            self._files.makedirs(f"{self._root}/{parent_of(path)}", exist_ok=True)
             try:
                 self._files.put_file(str(self._folder / path), f"{self._root}/{path}")
             except FileNotFoundError:
@@ -281,36 +276,33 @@ class Bucket:
             self._same[path], self._sent_s[path] = now, time.monotonic()
             self._versions.pop(path, None)
 
-    def _has_newer(self, here: list[str]) -> bool:
-        """Returns whether the bucket has all of a checkpoint that is here, with its replays if one has some.
-
-        Replays of older checkpoints may be gone.
-        """
-        checkpoints = [path for path in here if path.startswith(_CHECKPOINTS)]
-        steps = {name for path in checkpoints if (name := path.split("/")[1]).isdigit()}
-        with_replay = steps & {_step(path) for path in here if path.endswith(_INDEX)}
-        for step in with_replay or steps:
-            files = [path for path in checkpoints if path.startswith(f"{_CHECKPOINTS}{step}/")]
-            indices = [path for path in here if path.endswith(_INDEX) and _step(path) == step]
-            if self._same.keys() >= {*files, *indices}:
-                return True
-        # There may be none at all for a moment, while an old one is put aside.
-        return not (steps or any(path.startswith(_CHECKPOINTS) for path in self._same))
-
     def _remove_gone(self) -> None:
         """Removes checkpoints and parts of replays that are not here any more; all else stays.
 
-        While a pass lasts, all checkpoints that it has sent may have gone here. They stay in the bucket until
-        it has another.
+        While a pass lasts, all checkpoints that it has sent may have gone here. Then the newest two of these
+        stay, and all replays, until the bucket has the newest one with its replay. If saving is so much
+        faster than sending that this does not come, it is done without replays.
         """
         self._require_mine()
         here = self._local()
-        if not self._has_newer(here):
-            return
-        replays = _replays(here)
-        for path in self._find():
-            kept = not path.startswith(_CHECKPOINTS) and _parent(path) not in replays
-            if path not in here and not kept:
+        steps = sorted({step_of(path) for path in here if is_checkpoint(path)})
+        newest, indices = steps[-1:], {path for path in here if path.endswith(INDEX)}
+        needed = {path for path in here if is_checkpoint(path) and [step_of(path)] == newest}
+        replays = {path for path in indices if [saved_at(path)] == newest}
+        with_replays = needed | replays if indices else needed
+        has_all = bool(steps) and self._same.keys() >= with_replays and bool(replays) == bool(indices)
+        self._late = 0 if has_all else self._late + 1
+        done = has_all or (self._late > _MOST_LATE and bool(steps) and self._same.keys() >= needed)
+        of_replays = replays_of(here)
+        gone = [path for path in self._find() if path not in here]
+        old = sorted({step_of(path) for path in gone if is_checkpoint(path)})
+        stay = [] if done else old[-2:]
+        for path in gone:
+            if is_checkpoint(path):
+                removed = step_of(path) not in stay
+            else:
+                removed = done and (path.startswith(CHECKPOINTS) or parent_of(path) in of_replays)
+            if removed:
                 self._remove(path)
         self._same = {path: now for path, now in self._same.items() if path in here}
         for term in self._terms():
@@ -319,7 +311,7 @@ class Bucket:
 
     def _discard(self) -> None:
         """Removes what a run has left that failed before it trained; raises OSError if it has trained."""
-        if any(path.startswith(_CHECKPOINTS) or path == METRICS for path in self._same):
+        if any(path.startswith(CHECKPOINTS) or path == METRICS for path in self._same):
             raise FileNotFoundError(f"{self._folder} has been removed")
         for path in self._same:
             self._remove(path)
@@ -331,20 +323,6 @@ class Bucket:
     def _remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(f"{self._root}/{path}")
-
-
-def _parent(path: str) -> str:
-    return str(PurePosixPath(path).parent)
-
-
-def _step(index: str) -> str:
-    """Returns the name of the checkpoint to which an index belongs: the middle of NUMBER.NAME.index."""
-    return PurePosixPath(index).name.removesuffix(_INDEX).partition(".")[2]
-
-
-def _replays(paths: list[str]) -> set[str]:
-    """Returns the folders in which one of some files is the index of a replay."""
-    return {_parent(path) for path in paths if path.endswith(_INDEX)}
 
 
 def _keep(bucket: Bucket, parent: Parent) -> int:
