@@ -7,7 +7,7 @@ does not need. `seedbed list` shows their docstrings: one line each.
 from __future__ import annotations
 
 from seedbed.config.configuration import TrainConfig
-from seedbed.config.device_recipes import biped_ppo, joystick_ppo, on_device_ppo, suite_ppo
+from seedbed.config.device_recipes import on_device_ppo, suite_ppo
 from seedbed.run.options import FusedConfig
 
 
@@ -111,90 +111,6 @@ def fetch_ppo() -> TrainConfig:
         initial_scale=0.6,
         least_scale=0.1,
     )
-
-
-def go1_joystick_ppo() -> TrainConfig:
-    """Unitree's Go1 follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.go1 import Go1Joystick, Go1Scales
-
-    # With the weights that the task is judged by, standing still is learned first, and walking much later.
-    scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    return joystick_ppo(Go1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 25_000_000)
-
-
-def go1_rough_ppo() -> TrainConfig:
-    """Unitree's Go1 follows a joystick over tiles and stairs on our own physics with PPO."""
-    from seedbed.envs.device.robots.go1 import Go1Scales
-    from seedbed.envs.device.robots.rough import Go1Rough
-
-    scales = Go1Scales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    env = Go1Rough(scales=scales, tracking_sigma=0.5, push_speed=1.0)
-    return joystick_ppo(env, 20_000_000, equivariant=True, learning_rate=2e-3)
-
-
-def go1_getup_ppo() -> TrainConfig:
-    """Unitree's Go1 stands up from a fall on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.go1_tricks import Go1Getup
-
-    # An action is a step from where the joints are: a little noise never turns the robot over.
-    return joystick_ppo(
-        Go1Getup(),
-        40_000_000,
-        equivariant=True,
-        initial_scale=1.0,
-        least_scale=0.3,
-        entropy_cost=0.005,
-    )
-
-
-def go1_handstand_ppo() -> TrainConfig:
-    """Unitree's Go1 rises onto its front feet on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.go1_tricks import Go1Handstand
-
-    return joystick_ppo(Go1Handstand(), 10_000_000, equivariant=True)
-
-
-def go1_footstand_ppo() -> TrainConfig:
-    """Unitree's Go1 rises onto its rear feet on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.go1_tricks import Go1Footstand
-
-    return joystick_ppo(Go1Footstand(), 10_000_000, equivariant=True)
-
-
-def g1_motion_ppo() -> TrainConfig:
-    """Unitree's G1 follows a motion on our own physics with PPO (after BeyondMimic)."""
-    from seedbed.envs.device.robots.g1_motion import G1Motion
-
-    return joystick_ppo(
-        G1Motion(),
-        4_000_000,
-        hidden_sizes=(256, 128),
-        value_sizes=(128, 128),
-        learning_rate=5e-4,
-        initial_scale=0.3,
-    )
-
-
-def t1_joystick_ppo() -> TrainConfig:
-    """Booster's T1, a humanoid, follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.t1 import T1Joystick, T1Scales
-
-    # The gait is what takes longest: with the weights that the task is judged by, nothing but standing is
-    # learned in this time. Kicks are stronger than the judge's, 1 m/s, which it then stands more often.
-    scales = T1Scales(
-        tracking_lin_vel=6.0, tracking_ang_vel=4.0, feet_phase=16.0, feet_air_time=4.0
-    )
-    return biped_ppo(
-        T1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.5), equivariant=True
-    )
-
-
-def spot_joystick_ppo() -> TrainConfig:
-    """Boston Dynamics' Spot follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales
-
-    scales = SpotScales(tracking_lin_vel=4.0, tracking_ang_vel=2.0)
-    return joystick_ppo(SpotJoystick(scales=scales, tracking_sigma=0.5, push_speed=1.0), 32_000_000)
 
 
 def dm_cartpole_swingup_ppo() -> TrainConfig:

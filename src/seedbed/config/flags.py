@@ -166,8 +166,7 @@ def command(config: TrainConfig) -> str:
     if (start := config.start) is not None:
         parts = {"--from-optimizer": start.optimizer, "--from-partial": start.partial}
         words += ["--from", str(start.run), *(name for name, given in parts.items() if given)]
-    # Wherever the command is given.
-    before = [dict(_known_options(each)) for each in everywhere(usual)]
+    before = [dict(_known_options(each)) for each in everywhere(usual)]  # wherever it is given
     for option, value in _known_options(config):
         known = all(value == each.get(option) for each in before)
         if known or option.rpartition(".")[2].lstrip("-").startswith("no-"):

@@ -24,12 +24,6 @@ from seedbed.config.device_presets import (
     dm_walker_run_ppo,
     dm_walker_walk_ppo,
     fetch_ppo,
-    g1_motion_ppo,
-    go1_footstand_ppo,
-    go1_getup_ppo,
-    go1_handstand_ppo,
-    go1_joystick_ppo,
-    go1_rough_ppo,
     grasp_ppo,
     half_cheetah_ars,
     half_cheetah_es,
@@ -42,8 +36,6 @@ from seedbed.config.device_presets import (
     inverted_pendulum_ppo,
     pendulum_apg,
     reacher_ppo,
-    spot_joystick_ppo,
-    t1_joystick_ppo,
     ur5e_ppo,
     walker2d_ppo,
 )
@@ -52,6 +44,16 @@ from seedbed.config.recipes import (
     atari_impala,
     atari_r2d2,
     atari_vmpo,
+)
+from seedbed.config.robot_presets import (
+    g1_motion_ppo,
+    go1_footstand_ppo,
+    go1_getup_ppo,
+    go1_handstand_ppo,
+    go1_joystick_ppo,
+    go1_rough_ppo,
+    spot_joystick_ppo,
+    t1_joystick_ppo,
 )
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.doom import DoomEnv

@@ -191,11 +191,10 @@ def _settled(run: Path) -> dict[str, Any]:
     settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     child = start_module("seedbed", ["config", *words, "--json"], settings, stdout=subprocess.PIPE)
     try:
-        said, status = child.communicate()[0], child.returncode
+        said = child.communicate()[0]
     finally:
         child.kill()  # after a signal
-    if status:
-        # It has said why, unless it was killed.
+    if status := child.returncode:  # it has said why, unless it was killed
         raise SystemExit(status if status > 0 else ExitStatus.TRY_AGAIN)
     return dict(json.loads(said))
 
@@ -377,8 +376,8 @@ def host(
 
 def _is_over(run: Path, former: Job | None) -> bool:
     """Returns whether the run has finished already, as `former` says, which was there before this process."""
-    is_over = former is not None and former.ended and former.status == ExitStatus.FINISHED
-    return bool(is_over) and Job.read(run) == former
+    finished = ExitStatus.FINISHED
+    return bool(former and former.ended) and former.status == finished and Job.read(run) == former
 
 
 def _watch(rank: Rank, run: Path, former: Job | None, ended: list[Job]) -> None:

@@ -368,8 +368,7 @@ def wrenches(problem: Problem, sums: Sums) -> jax.Array:
     """Returns the wrenches of contacts on all bodies [nbody, 6]; none on the world, as in MuJoCo."""
     rows: list[Array] = [np.zeros(6, sums.wrench.dtype)] * problem.model.nbody
     for body, row in zip(problem.touched, math.unstack(sums.wrench, 0), strict=True):
-        rows[body] = row
-    rows[0] = np.zeros(6, sums.wrench.dtype)
+        rows[body] = row if body else rows[body]
     return jnp.stack(rows)
 
 

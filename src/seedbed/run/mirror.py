@@ -80,8 +80,12 @@ class Bucket:
         self._same: dict[str, list[int]] = {}
         self._versions: dict[str, str] = {}
         self._sent_s: dict[str, float] = {}  # when this process has sent a file last
-        self._waited = False  # whether the last pass has sent no checkpoint, as all waited for their replays
-        self._late = 0  # passes in a row after which the newest checkpoint was not there with its replay
+        self._waited = (
+            False  # whether the last pass has sent no checkpoint, as all waited for their replays
+        )
+        self._late = (
+            0  # passes in a row after which the newest checkpoint was not there with its replay
+        )
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
             self._same, self._versions = dict(state["same"]), dict(state["versions"])
@@ -280,22 +284,23 @@ class Bucket:
         """Removes checkpoints and parts of replays that are not here any more; all else stays.
 
         While a pass lasts, all checkpoints that it has sent may have gone here. Then the newest two of these
-        stay, and all replays, until the bucket has the newest one with its replay. If saving is so much
-        faster than sending that this does not come, it is done without replays.
+        stay, and all replays, until the bucket has a newer one with its replay. If saving is so much faster
+        than sending that this does not come, it is done without replays.
         """
         self._require_mine()
-        here = self._local()
+        here, sent = self._local(), self._same.keys()
         steps = sorted({step_of(path) for path in here if is_checkpoint(path)})
-        newest, indices = steps[-1:], {path for path in here if path.endswith(INDEX)}
-        needed = {path for path in here if is_checkpoint(path) and [step_of(path)] == newest}
-        replays = {path for path in indices if [saved_at(path)] == newest}
-        with_replays = needed | replays if indices else needed
-        has_all = bool(steps) and self._same.keys() >= with_replays and bool(replays) == bool(indices)
-        self._late = 0 if has_all else self._late + 1
-        done = has_all or (self._late > _MOST_LATE and bool(steps) and self._same.keys() >= needed)
-        of_replays = replays_of(here)
+        indices = {path: saved_at(path) for path in here if path.endswith(INDEX)}
+        lacking = {step_of(path) for path in here if is_checkpoint(path) and path not in sent}
+        whole = [step for step in steps if step not in lacking]
+        unsent = {step for path, step in indices.items() if path not in sent}
+        with_replay = [step for step in whole if step in set(indices.values()) - unsent]
+        self._late = 0 if with_replay or not indices else self._late + 1
+        there = with_replay if indices and self._late <= _MOST_LATE else whole
         gone = [path for path in self._find() if path not in here]
         old = sorted({step_of(path) for path in gone if is_checkpoint(path)})
+        done = bool(there) and there[-1:] > old[-1:]
+        of_replays = replays_of(here)
         stay = [] if done else old[-2:]
         for path in gone:
             if is_checkpoint(path):
