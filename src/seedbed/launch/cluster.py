@@ -57,8 +57,7 @@ _LOOK_S = 1.0
 _SETTLE_S = 60.0
 # Seconds for which a host looks for a coordinator that is gone.
 _PATIENCE_S = 300.0
-# Seconds for which a host that was let go waits for the coordinator to say how it has ended.
-_LAST_WORD_S = 30.0
+_LAST_WORD_S = 30.0  # in which a coordinator that has let its hosts go says how it has ended
 
 
 class Job(NamedTuple):
@@ -250,9 +249,7 @@ def coordinate(
             f"another process trains into {printable(run)}: wait for it, stop it, or name another folder"
         )
     # Whoever is refused must not tell the other ranks of a start of its own.
-    with contextlib.ExitStack() as held:
-        if (lock := together.only(run, 0)) is not None:
-            held.enter_context(lock)
+    with together.only(run, 0) or contextlib.nullcontext():
         return _coordinate(rank, run, train, tell)
 
 
@@ -376,8 +373,9 @@ def host(
 
 def _is_over(run: Path, former: Job | None) -> bool:
     """Returns whether the run has finished already, as `former` says, which was there before this process."""
-    finished = ExitStatus.FINISHED
-    return bool(former and former.ended) and former.status == finished and Job.read(run) == former
+    if former is None or not former.ended:
+        return False
+    return former.status == ExitStatus.FINISHED and Job.read(run) == former
 
 
 def _watch(rank: Rank, run: Path, former: Job | None, ended: list[Job]) -> None:
