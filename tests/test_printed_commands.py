@@ -92,6 +92,7 @@ def uncoordinated(run: Path, patch: pytest.MonkeyPatch, *_: Any) -> str:
         refusal=None,
     )  # fmt: skip
     patch.setattr(host_command, "await_run", lambda *_: True)
+    patch.setattr(host_command, "ActorKey", SimpleNamespace(read=lambda _: None))
     patch.setattr(host_command, "Registration", lambda *_: door)
     patch.setattr(host_command, "Role", begin)
     patch.setattr(host_command, "hosting", SimpleNamespace(Hosting=begin))

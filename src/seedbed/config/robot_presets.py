@@ -25,21 +25,6 @@ def go1_rough_ppo() -> TrainConfig:
     return joystick_ppo(env, 20_000_000, equivariant=True, learning_rate=2e-3)
 
 
-def go1_getup_ppo() -> TrainConfig:
-    """Unitree's Go1 stands up from a fall on our own physics with PPO (MuJoCo Playground's task)."""
-    from seedbed.envs.device.robots.go1_tricks import Go1Getup
-
-    # An action is a step from where the joints are: a little noise never turns the robot over.
-    return joystick_ppo(
-        Go1Getup(),
-        40_000_000,
-        equivariant=True,
-        initial_scale=1.0,
-        least_scale=0.3,
-        entropy_cost=0.005,
-    )
-
-
 def go1_handstand_ppo() -> TrainConfig:
     """Unitree's Go1 rises onto its front feet on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.go1_tricks import Go1Handstand

@@ -50,8 +50,7 @@ def serve(run: Path, wishes: Wishes, tell: Callable[[str], None], stop: StopSign
         return None
     key = ActorKey.read(run / FOLDER / KEY)
     addresses = Published(run / FOLDER / ADDRESS, False, tell, key)
-    # The folder may be a link: roles stay with the run that it names now.
-    return _serve(run.resolve(), Entrance(addresses), wishes, tell, stop)
+    return _serve(run, Entrance(addresses), wishes, tell, stop)
 
 
 def serve_apart(
@@ -71,14 +70,15 @@ def _serve(
 ) -> str | None:
     """Runs roles in a folder, the run's or this host's own, until the run ends or a signal comes."""
     has, limit_s = wishes.has, wishes.limit_s
-    door = Registration(run, entrance, has.shares)
+    folder = run.resolve()  # it may be a link: roles stay with the run that it names now
+    door = Registration(folder, entrance, has.shares)
     named = door.register(_Patience(limit_s, tell, stop))
     if named is None:
         return None
     if not has.shares:
-        write_private(run / FOLDER / PRIVATE, named.private)
-    role = Role(run, named.name, 1)
-    work = hosting.Hosting(role, run, has, (TRUST,) if wishes.trusted else ())
+        write_private(folder / FOLDER / PRIVATE, named.private)
+    role = Role(folder, named.name, 1)
+    work = hosting.Hosting(role, folder, has, (TRUST,) if wishes.trusted else ())
     stop.call(work.stop)
     where = f" of {printable(run)}" if has.shares else ""
     what = f"{has.cores:.3g} cores, {has.memory_gb:g} GB"
