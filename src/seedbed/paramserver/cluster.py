@@ -275,13 +275,11 @@ class Cluster:
             return keeper.role.name, report["saved"][name]
 
         saved = dict(self._ask_all(self.replay, save, patience_s=math.inf))
-        full = [each.role.name for each in self.replay if each.failure is None]
-        errors = [
-            f"{each} was not saved as {name}, as its disk is full"
-            for each in full
-            if each not in saved
-        ]
-        return [*(error for error in saved.values() if error), *errors]
+        # Of those that have not failed, only one without room has no result.
+        going_on = [each.role.name for each in self.replay if each.failure is None]
+        full = [each for each in going_on if each not in saved]
+        errors = [f"{each} was not saved as {name}, as its disk is full" for each in full]
+        return [*filter(None, saved.values()), *errors]
 
     def take_notices(self) -> list[str]:
         """Returns messages of all roles for the user, each once."""

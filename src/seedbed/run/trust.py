@@ -110,9 +110,8 @@ class Trust:
     run: Path
     file: Path  # config.json or job.json, somewhere in the run's folder
     given: bool = False  # whether the user trusts the folder, whoever can write it
-    distrust: str = (
-        "nobody has looked who can write it"  # why others could have; "" if nobody could
-    )
+    # How others could have written the file, in words; "" if nobody could.
+    distrust: str = "nobody has looked who can write it"
 
     @classmethod
     def reading(cls, run: Path, file: Path, given: bool = False) -> tuple[Any, Trust]:
