@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from _stamp import stamp
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.run.lines import read_lines
 
@@ -153,9 +153,10 @@ def empty_caches() -> Iterator[dict[str, str]]:
 def save_part(path: Path, name: str, part: dict[str, Any]) -> None:
     """Saves a part of a result beside those of earlier calls, with the machine and the day."""
     result = json.loads(path.read_text()) if path.exists() else {}
+    found = stamp()
     now = {
         "machine": cpu_name(),
         "cores": usable_cores(),
-        "date": datetime.date.today().isoformat(),
+        **{each: found[each] for each in ("date", "commit", "command")},
     }
     path.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import time
@@ -27,6 +26,7 @@ import numpy as np
 
 # The folder of this script is on the path.
 import physics as peers
+from _stamp import write_result
 from conservation import INTEGRATORS
 from seedbed import physics, simd
 from seedbed.machine import cpu_name
@@ -184,7 +184,7 @@ def main() -> None:
                 flush=True,
             )
     result = {"machine": cpu_name(), "threads": threads, "seeds": SEEDS, "rows": rows}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(args.out, result)
     if args.out == RESULT:  # the picture is of the file that is committed
         draw(rows)
 

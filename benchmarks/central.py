@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from _stamp import stamp
 from seedbed.machine import cpu_name
 from seedbed.run.lines import read_lines
 
@@ -268,7 +269,7 @@ def main() -> None:
             f"load {machine['load_before']:.1f}: others use the machine, so this measures them too"
         )
     for preset in args.presets:
-        result = {"machine": machine} | compare(preset, args, overrides)
+        result = {"machine": machine, "stamp": stamp()} | compare(preset, args, overrides)
         saved = json.loads(args.out.read_text()) if args.out.exists() else {}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         name = " ".join([preset, *overrides])

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import statistics
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 from _acting_turns import run_actors, run_central
 from _frame_costs import FRAME_SKIP, PLACES, PRICES, bytes_break_even, costs, crossing, sizes
+from _stamp import write_result
 from central import BUSY
 from seedbed.machine import cpu_name, usable_cores
 
@@ -210,7 +210,7 @@ def main() -> None:
             "overtaking": crossings,
             "turns": rows,
         }
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(RESULT, result)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import subprocess
 import tempfile
 import time
@@ -30,6 +29,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+from _stamp import write_result
 from seedbed import physics, simd
 from seedbed.machine import cpu_name
 from seedbed.physics.mjcf import from_mujoco
@@ -360,7 +360,7 @@ def main() -> None:
     found = verdicts(rows)
     print(f"worst shares of the goals: {found}")
     result = {"machine": cpu_name(), "seeds": SEEDS, "seconds": SECONDS, "rows": rows}
-    args.out.write_text(json.dumps(result | {"share_of_goal": found}, indent=1) + "\n")
+    write_result(args.out, result | {"share_of_goal": found})
     if args.out == RESULT:  # the picture is of the file that is committed
         draw(rows)
 

@@ -67,7 +67,11 @@ def compare(seed: int, runs: Path) -> dict[str, Any]:
     whole = lines[-1]["env_steps"]
     late = [line[learning.TRAINED] for line in lines if line["env_steps"] > 0.9 * whole]
     goal = 0.95 * statistics.mean(late)
-    reached = [line for line in curve(continued) if line[learning.TRAINED] >= goal]
+    # Both by the same line: where a training return of the goal is there first.
+    begun, reached = (
+        [line for line in found if line[learning.TRAINED] >= goal]
+        for found in (lines, curve(continued))
+    )
     return {
         "seed": seed,
         "first_steps": curve(first)[-1]["env_steps"],
@@ -75,7 +79,8 @@ def compare(seed: int, runs: Path) -> dict[str, Any]:
         "scratch_return": statistics.mean(late),
         "goal": goal,
         "steps": reached[0]["env_steps"] if reached else None,
-        "share": reached[0]["env_steps"] / whole if reached else None,
+        "scratch_reached": begun[0]["env_steps"],
+        "share": reached[0]["env_steps"] / begun[0]["env_steps"] if reached else None,
         "continued_return": curve(continued)[-1][learning.TRAINED],
     }
 
@@ -84,7 +89,8 @@ def row(found: dict[str, Any]) -> str:
     """Writes a line of the table."""
     steps = f"{found['steps']:,} ({found['share']:.0%})" if found["steps"] else "not reached"
     return (
-        f"| {found['seed']} | {found['first_steps']:,} | {found['scratch_return']:,.0f} | {steps} | "
+        f"| {found['seed']} | {found['first_steps']:,} | {found['scratch_return']:,.0f} | "
+        f"{found['scratch_reached']:,} | {steps} | "
         f"{found['continued_return']:,.0f} |"
     )
 
@@ -102,9 +108,9 @@ def main() -> None:
         return
     found = [compare(seed, args.runs) for seed in args.seeds]
     table = [
-        "| seed | steps of the first stage | from scratch, last tenth | steps to 95 % of it, continued "
-        "(share of the scratch run) | at the end of half the steps |",
-        "|---" * 5 + "|",
+        "| seed | steps of the first stage | from scratch, last tenth | steps to 95 % of it | continued "
+        "(share of those) | continued, at the end of half the steps |",
+        "|---" * 6 + "|",
         *map(row, found),
     ]
     curves = {

@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from _stamp import write_result
 from seedbed.nets.native.bfloat16.instructions import host_instructions
 
 _YNN = "--xla_cpu_experimental_ynn_fusion_type="
@@ -245,7 +246,7 @@ def main() -> None:
     name = "convolution" if args.network == "nature" else "convolution_resnet"
     path = Path(__file__).parent / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(path, result)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
+from _stamp import write_result
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.atari import FRAME_SKIP, SIZE, AtariEnv
@@ -183,7 +184,7 @@ def main() -> None:
         "still_by_group_size": messages,
     }
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(RESULT, result)
     print(
         f"Pong through the pool: {result['median_ratio']:.3f} of the rate of ALE alone, "
         f"{result['median_cpu_ratio']:.3f} by CPU time (medians)"

@@ -14,13 +14,10 @@ train`; then nothing is saved unless --out says where. Rows are saved as they co
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -29,9 +26,9 @@ from typing import Any, NamedTuple
 import learning
 from _judging import EPISODES, apart, gap, physics, play, returned
 from _peers import PEERS, gradients, gymnasium_id, peer_commands
+from _stamp import stamp
 from _training import CommandError, empty_caches, first_step, output, run_training
 from central import split_overrides
-from seedbed.machine import cpu_name
 from seedbed.run.lines import read_lines
 from seedbed.types import SeedbedError
 
@@ -83,23 +80,6 @@ def spread(values: list[float], digits: int = 0) -> str:
     """Writes median, minimum and maximum."""
     median, low, high = statistics.median(values), min(values), max(values)
     return f"{median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
-
-
-def stamp() -> dict[str, Any]:
-    """Says when, where and by what a figure was taken."""
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "src"], cwd=HERE.parent, capture_output=True, text=True
-    ).stdout
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": learning.head() + (" with changes" if changed else ""),
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-        },
-        "command": " ".join(["python", "benchmarks/fused.py", *sys.argv[1:]]),
-    }
 
 
 def save(out: Path | None, preset: str, part: str, figures: dict[str, Any]) -> None:

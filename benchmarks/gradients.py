@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import physics as stepping
+from _stamp import stamp
 from seedbed import physics, simd
 from seedbed.machine import cpu_name
 from seedbed.physics.mjcf import from_mujoco
@@ -277,7 +278,7 @@ def save(row: dict[str, Any]) -> None:
     saved = json.loads(RESULT.read_text()) if RESULT.exists() else {"cpu": "", "rows": []}
     old = saved["rows"] if saved["cpu"] == cpu_name() else []
     same = ("model", "integrator")
-    rows = [r for r in old if any(r[k] != row[k] for k in same)] + [row]
+    rows = [r for r in old if any(r[k] != row[k] for k in same)] + [row | {"stamp": stamp()}]
     rows.sort(key=lambda r: (stepping.MODELS.index(r["model"]), r["integrator"]))
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps({"cpu": cpu_name(), "rows": rows}, indent=1) + "\n")

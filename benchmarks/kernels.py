@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from _stamp import write_result
 from seedbed.machine import cpu_name
 from seedbed.nets.convolution import conv2d
 from seedbed.nets.native.bfloat16.instructions import LABELS, host_instructions
@@ -146,7 +146,7 @@ def main() -> None:
             for part, rate in row.items()
         )
         print(f"{name:18s} GFLOP/s, float32 and bfloat16: {'   '.join(told)}", flush=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, result)
 
 
 if __name__ == "__main__":

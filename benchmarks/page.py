@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
-import json
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import learning
+from _stamp import write_result
 from seedbed.machine import cpu_name
 from seedbed.play.command import player_of
 from seedbed.play.page import Player, write_page
@@ -123,7 +123,7 @@ def main() -> None:
         "machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))},
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, result)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ import numpy as np
 
 # The folder of this script is on the path.
 import physics as peers
+from _stamp import stamp
 from _training import run_training
 from seedbed import simd
 from seedbed.config import resolve
 from seedbed.envs.device.mujoco import MujocoTask, TaskState
 from seedbed.envs.device.wrappers import episode_statistics, training
-from seedbed.machine import cpu_name
 
 RESULT = Path(__file__).parent / "results" / "parallel.json"
 TASKS = ("ant", "grasp", "humanoid")
@@ -180,7 +180,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     saved = json.loads(args.out.read_text()) if args.out.exists() else {}
-    saved["machine"], saved["cores"] = cpu_name(), len(os.sched_getaffinity(0))
+    part = "devices" if args.devices else "rows"
+    saved |= {"stamps": saved.get("stamps", {}) | {part: stamp()}}
     if args.devices:
         saved["devices"] = devices(args.repeats, args.steps)
     else:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from _stamp import write_result
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name, usable_cores
@@ -95,7 +95,7 @@ def main() -> int:
         "round_trips_per_s": rates,
         "cpu_ms": used,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, result)
     return int(median["shared"] < TARGET or median["tls"] < TLS_TARGET)
 
 

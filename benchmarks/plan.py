@@ -193,22 +193,9 @@ def judged(name: str, foretold: dict[str, Any], found: dict[str, float]) -> dict
     return {**found, "error": error}
 
 
-def commit() -> str:
-    """Returns the commit of the sources, with a mark if they have changed since."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    text = [
-        subprocess.run([*git, *words], capture_output=True, text=True).stdout
-        for words in (
-            ["rev-parse", "--short", "HEAD"],
-            ["status", "--porcelain", "--", "../src", "."],
-        )
-    ]
-    return text[0].strip() + "+" * bool(text[1].strip())
-
-
 def save(name: str, part: dict[str, Any]) -> None:
     """Saves a section beside the other."""
-    save_part(RESULT, name, {"commit": commit(), **part})
+    save_part(RESULT, name, part)
 
 
 def main() -> int:

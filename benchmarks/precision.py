@@ -30,6 +30,7 @@ from jax import lax
 
 from _recast import recast
 from _recorded import Recorded, record
+from _stamp import stamp
 from seedbed.agents.base import Params
 from seedbed.config import resolve
 from seedbed.config.saved import resumed
@@ -289,7 +290,8 @@ def sweeps(found: dict[str, Recorded]) -> dict[str, Any]:
 def save(rows: list[dict[str, Any]], sweep: dict[str, Any]) -> None:
     """Puts rows and sweeps in the place of former ones of the same name."""
     old = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": [], "sweeps": {}}
-    kept = {row["name"]: row for row in [*old["rows"], *rows]}
+    stamped = [row | {"stamp": stamp()} for row in rows]
+    kept = {row["name"]: row for row in [*old["rows"], *stamped]}
     ordered = sorted(kept.values(), key=lambda row: NAMES.index(row["name"].split()[0]))
     result = {"cpu": cpu_name(), "rows": ordered, "sweeps": old["sweeps"] | sweep}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")

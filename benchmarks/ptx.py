@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import re
 import statistics
 import time
@@ -28,6 +27,7 @@ import numpy as np
 
 import _ptxas as ptxas
 from _ptx_host import HostKernel
+from _stamp import write_result
 from seedbed import physics
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program
@@ -202,7 +202,7 @@ def main() -> None:
     for name in args.models:
         figures = result["models"][name] = measure(tools, name, args.architecture)
         print(f"{name:12s} " + ", ".join(f"{key} {value:,}" for key, value in figures.items()))
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(RESULT, result)
 
 
 if __name__ == "__main__":

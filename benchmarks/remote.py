@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import json
 import signal
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _stamp import write_result
 from _training import CommandError, started
 from central import tree_cpu
 from seedbed.machine import cpu_name, usable_cores
@@ -108,7 +108,7 @@ def main() -> None:
             "median": middle,
             "pairs": rows,
         }
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(RESULT, result)
 
 
 if __name__ == "__main__":

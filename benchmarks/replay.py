@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import statistics
@@ -27,6 +26,7 @@ import psutil
 from scipy import stats
 
 import learning
+from _stamp import write_result
 from _training import CommandError, output
 from fused import met, spread
 from peers import replay_common as common
@@ -296,7 +296,7 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     if not args.quick:
         RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(RESULT, result)
 
 
 if __name__ == "__main__":

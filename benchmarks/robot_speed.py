@@ -27,6 +27,7 @@ import mujoco
 import numpy as np
 
 from _peers import PEERS
+from _stamp import write_result
 from physics import HOLD, SOLVERS, MujocoRollout, ours, state_of
 from robots import PATTERNS, compiled, fetch, name_of, specified
 from seedbed import physics, simd
@@ -231,7 +232,7 @@ def main() -> None:
     if args.scenes == list(SCENES):
         sizes = {name: getattr(args, name) for name in ("batch", "controls", "repeats")}
         content = {"cpu": cpu_name(), "mujoco": mujoco.__version__, **sizes, "rows": rows}
-        RESULT.write_text(json.dumps(content, indent=1) + "\n")
+        write_result(RESULT, content)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+from _stamp import write_result
 from seedbed import physics, simd
 from seedbed.machine import cpu_name
 from seedbed.types import SeedbedError
@@ -230,7 +230,7 @@ def main() -> None:
     print(f"{loads} of {len(rows)} load")
     if not args.scenes:
         content = {"cpu": cpu_name(), "mujoco": mujoco.__version__, "loads": loads, "rows": rows}
-        RESULT.write_text(json.dumps(content, indent=1) + "\n")
+        write_result(RESULT, content)
 
 
 if __name__ == "__main__":

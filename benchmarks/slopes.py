@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import learning
+from _stamp import write_result
 from seedbed.agents.apg import Apg
 from seedbed.envs.host.registry import resolve
 from seedbed.fused.program import Program
@@ -140,7 +140,7 @@ def main() -> None:
             "machine": machine,
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({**about, "envs": args.envs, "rows": rows}, indent=1) + "\n")
+        write_result(args.out, {**about, "envs": args.envs, "rows": rows})
 
 
 if __name__ == "__main__":

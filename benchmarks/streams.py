@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from _stamp import write_result
 from _training import output, started
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
@@ -321,7 +322,7 @@ def main() -> None:
             "small": small,
             "actor_starts_s": starts,
         }
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(RESULT, result)
 
 
 if __name__ == "__main__":

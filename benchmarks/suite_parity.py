@@ -16,6 +16,7 @@ import jax
 import mujoco
 import numpy as np
 
+from _stamp import write_result
 from seedbed import physics, simd
 from seedbed.config.resolve import resolve_env
 from seedbed.envs.device.mujoco import TaskState
@@ -149,7 +150,7 @@ def main() -> None:
         rows.append(compare(name))
         print(json.dumps(rows[-1]), flush=True)
     content = {"cpu": cpu_name(), "mujoco": mujoco.__version__, "rows": rows}
-    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    write_result(RESULT, content)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _stamp import stamp
 from central import split_overrides
 from seedbed.config import flags, resolve
 from seedbed.config.configuration import TrainConfig
@@ -113,7 +114,7 @@ def main() -> None:
     saved = json.loads(RESULT.read_text()) if RESULT.exists() else []
     for name, config in configs.items():
         figures = measure(config, args.rounds)
-        row = {"name": name} | figures | {"cores": args.cores, "cpu": cpu_name()}
+        row = {"name": name} | figures | {"cores": args.cores, "cpu": cpu_name(), "stamp": stamp()}
         print(told(row), flush=True)
         saved = [old for old in saved if (old["name"], old["cores"]) != (name, args.cores)] + [row]
         RESULT.parent.mkdir(exist_ok=True)

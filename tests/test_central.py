@@ -30,11 +30,10 @@ from seedbed.central.evaluation import Evaluation
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.exit_status import ExitStatus, StoppedEarly
+from seedbed.exit_status import ExitStatus, StoppedEarly, TrainingDiverged
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.measures import EpisodeStatistics
-from seedbed.run.update import TrainingDiverged
 from seedbed.testing import counting
 from seedbed.types import SeedbedError, bind
 from waiting import wait_for

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -23,7 +24,13 @@ from seedbed.run import checkpoint, restoring
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
-from seedbed.run.restoring import restore, restore_best, task_number, warn_of_other_task
+from seedbed.run.restoring import (
+    restore,
+    restore_best,
+    restore_newest,
+    task_number,
+    warn_of_other_task,
+)
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -366,3 +373,18 @@ def test_a_damaged_best_file_means_the_newest(tmp_path):
     write(tmp_path, 2, score=1.0)
     (tmp_path / "best.json").write_text(json.dumps({"step": 77, "score": 1}))
     assert restore_best(tmp_path, TEMPLATE)[0] == 2
+
+
+def test_the_newest_may_be_removed_while_it_is_read(tmp_path, monkeypatch):
+    """A run that trains keeps few: whoever follows it takes the next one."""
+    write(tmp_path, 1)
+    load = restoring._load
+
+    def late(path: Path, template: State, part: str):
+        if path.name.endswith("1"):
+            write(tmp_path, 2)
+            shutil.rmtree(path)
+        return load(path, template, part)
+
+    monkeypatch.setattr(restoring, "_load", late)
+    assert restore_newest(tmp_path, TEMPLATE)[0] == 2

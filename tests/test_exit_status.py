@@ -82,7 +82,7 @@ from pathlib import Path
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.paramserver import role
 from seedbed.paramserver.ledger import BookError
-from seedbed.run.update import TrainingDiverged
+from seedbed.exit_status import TrainingDiverged
 from seedbed.types import SeedbedError
 
 run = Path({run!r})

@@ -155,13 +155,14 @@ sys.meta_path.insert(0, Refuse())
 """
 # Of the packages of requirements.lock; actors may have these only.
 ALLOWED = {
-    *("ale-py", "gymnasium", "lz4", "numpy"),
+    *("ale-py", "gymnasium", "lz4", "numpy", "psutil"),
     *("cloudpickle", "Farama-Notifications", "typing_extensions"),  # of gymnasium
 }
 
 
 @pytest.mark.slow
-def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, started):
+@pytest.mark.parametrize("command", ["actor {} --processes 1", "host {} --cores 1"])
+def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, started, command):
     root = Path(__file__).parent.parent
     needed = {
         line.split(">=")[0]
@@ -176,7 +177,7 @@ def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, star
         for module, distributions in packages.items()
         if set(distributions) & names and not set(distributions) & ALLOWED
     }
-    assert {"jax", "flax", "tyro", "rich", "psutil", "mujoco", "cryptography"} <= refused
+    assert {"jax", "flax", "tyro", "rich", "mujoco", "cryptography"} <= refused
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE.format(refused=sorted(refused)))
     learner = run_seedbed(
@@ -187,7 +188,7 @@ def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, star
     started.append(learner)
     wait_for(lambda: (run_folder / "listen" / "address.json").exists(), learner)
     log = tmp_path / "actor.log"
-    actor = run_seedbed(log, f"actor {run_folder} --processes 1", path=str(tmp_path / "bare"))
+    actor = run_seedbed(log, command.format(run_folder), path=str(tmp_path / "bare"))
     started.append(actor)
     wait_for(lambda: "connected" in log.read_text(), actor)
     (stepper,) = psutil.Process(actor.pid).children()

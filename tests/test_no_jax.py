@@ -1,4 +1,4 @@
-"""What an actor process imports loads no JAX and little memory."""
+"""What actors and hosts import loads no JAX and little memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ import seedbed.envs.host.gym, seedbed.envs.host.atari, seedbed.envs.host.registr
 import seedbed.actors.slots, seedbed.actors.actor, seedbed.actors.process
 import seedbed.actors.local, seedbed.replay.host.replay
 seedbed.envs.host.registry.resolve("pong").make(1, 0).close()
+import seedbed.actors.command, seedbed.launch.joining
 heavy = {"jax", "jaxlib", "flax", "torch", "tensorflow", "scipy", "matplotlib", "cv2"}
 print(sorted(heavy & set(sys.modules)))
 """
 
 
-def test_actors_import_no_jax() -> None:
+def test_actors_and_hosts_import_no_jax() -> None:
     path = [entry for entry in sys.path if entry]
     code = f"import sys; sys.path[:0] = {path!r}\n{SCRIPT}"
     result = subprocess.run(

@@ -21,6 +21,7 @@ import reporting_role
 from gorila_runs import gone
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
+from seedbed.exit_status import TrainingDiverged
 from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import launching, role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
@@ -29,7 +30,6 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec, end_all, end_starting
 from seedbed.run.options import ParamServerConfig
-from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
@@ -267,7 +267,7 @@ def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, ke
 
 DIVERGED = """
 from seedbed.paramserver.role import run_role
-from seedbed.run.update import TrainingDiverged
+from seedbed.exit_status import TrainingDiverged
 
 def make():
     raise TrainingDiverged("the loss is nan")

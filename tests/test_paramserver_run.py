@@ -24,12 +24,12 @@ from described import undescribed
 from gorila_runs import AGENT, gone, require_no_gaps, saved_items, train
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
+from seedbed.exit_status import TrainingDiverged
 from seedbed.paramserver import keeper
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.replay_folder import role_of
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.options import ParamServerConfig
-from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 from waiting import wait_for
 

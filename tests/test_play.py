@@ -269,6 +269,46 @@ def test_a_browser_plays(trained, tmp_path):
 
 
 @needs_browser
+def test_a_browser_plays_where_a_person_moves_the_first_robot(trained, tmp_path):
+    """Keys steer the second one, also after a slider was used, and where gamepads are forbidden."""
+    path = tmp_path / "out.html"
+    by_hand = Player(Plain(xml_file=str(FILE)), None, "by hand")
+    write_page([by_hand, player_of(trained)], path)
+    browser = Browser(path.as_uri(), tmp_path / "profile")
+    try:
+        ready = "document.documentElement.dataset.state === 'ready'"
+        wait_until(lambda: browser.evaluate(ready), "the page is ready")
+        forbidden = "() => { throw new DOMException('forbidden', 'SecurityError'); }"
+        browser.evaluate(f"Navigator.prototype.getGamepads = {forbidden}; 0")
+        box = "document.querySelector('#sliders input').getBoundingClientRect()"
+        at = browser.evaluate(f"(b => [b.left + 0.75 * b.width, b.top + b.height / 2])({box})")
+        for kind in ("mousePressed", "mouseReleased"):
+            browser.call(
+                "Input.dispatchMouseEvent",
+                type=kind, x=at[0], y=at[1], button="left", buttons=1, clickCount=1,
+            )  # fmt: skip
+        moved = "Number(document.querySelector('#sliders output').textContent) > 0.3"
+        wait_until(lambda: browser.evaluate(moved), "the slider moves an actuator")
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="w")
+        wait_until(lambda: "forward 1.00 m/s" in browser.text("told"), "a key steers")
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key="w")
+        wait_until(lambda: "forward 0.00 m/s" in browser.text("told"), "it is released")
+        for expected in ("false", "true"):
+            browser.press("f")
+            pressed = "document.getElementById('follow').ariaPressed"
+            wait_until(
+                lambda p=pressed, to=expected: browser.evaluate(p) == to, "it follows or not"
+            )
+        browser.press(" ")
+        paused = "document.getElementById('play').ariaLabel === 'Play'"
+        wait_until(lambda: browser.evaluate(paused), "it rests")
+        assert browser.evaluate("document.getElementById('notice').hidden"), browser.text("notice")
+        assert browser.complaints() == []
+    finally:
+        browser.close()
+
+
+@needs_browser
 def test_a_browser_follows_a_run_that_trains(run, tmp_path):
     """Its page takes the newer policies; a stranger gets nothing."""
     # A shell in the background lets its children ignore Ctrl-C.
@@ -388,13 +428,15 @@ def test_a_robot_in_wrappers_is_played_unless_they_change_what_it_sees(tmp_path)
 def test_a_plain_model_begins_in_its_keyframe(tmp_path):
     key = '<key qpos="1 2 3 0.1" act="0.7" ctrl="0.5 -0.5 2 0"/>'
     text = FILE.read_text().replace("</mujoco>", f"<keyframe>{key}</keyframe></mujoco>")
-    held = '<general joint="x" dyntype="filter" dynprm="1" ctrlrange="-1 1"/></actuator>'
+    held = '<general joint="x" dyntype="filter" dynprm="1" ctrlrange="-1 1"/>'
+    held += '<position joint="y"/><velocity joint="y"/></actuator>'
     text = text.replace("</actuator>", held).replace("</sensor>", "<clock/><clock/></sensor>")
     path = tmp_path / "keyed.xml"
     path.write_text(text)
     described, _ = describe(Player(Plain(xml_file=str(path)), None, "keyed"), lambda text: None)
     controls = [(each["low"], each["start"], each["high"]) for each in described["controls"]]
-    assert controls == [(-1, 0.5, 1), (-1, -0.5, 1), (-1, 2, 2), (-1, 0, 1)]
+    assert controls[:4] == [(-1, 0.5, 1), (-1, -0.5, 1), (-1, 2, 2), (-1, 0, 1)]
+    assert [each["name"] for each in described["controls"]][-2:] == ["y (4)", "y (5)"]
     names = [channel["name"] for channel in described["layout"]["channels"]]
     assert len(names) == len({*names}) and "sensor 1" in names and "sensor 2" in names
     assert described["dt"] == 0.02

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from seedbed.errors import after
+from seedbed.exit_status import TrainingDiverged
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
 from seedbed.run.interval import Interval
 from seedbed.run.runtime import Progress, Score, Snapshot, Start
 from seedbed.run.session import Session
 from seedbed.run.signals import stopping_signals
-from seedbed.run.update import TrainingDiverged
 from seedbed.types import LearnerState, SeedbedError
 
 

@@ -22,6 +22,7 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner
 from seedbed.central.updater import LocalUpdater
+from seedbed.exit_status import TrainingDiverged
 from seedbed.paramserver.beginning import write_saves
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import SAVE, Address, Directory
@@ -36,7 +37,6 @@ from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.leaves import not_finite
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.run.update import TrainingDiverged
 from seedbed.streams.addresses import Listening
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials

@@ -20,7 +20,10 @@ from seedbed.agents.sac import Sac
 from seedbed.agents.vmpo import Vmpo
 from seedbed.envs.device import changes
 from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.spaces import ACTION_MASK
 from seedbed.testing.checks import check_agent, check_task
+from seedbed.testing.probes import Noise
+from seedbed.testing.trainers import ReplayTrainer
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -29,6 +32,7 @@ from seedbed.types import (
     EnvState,
     MultiDiscrete,
     SeedbedError,
+    bind,
 )
 
 CHOICE = EnvSpec(ArraySpec((4,), "float32"), Discrete(7))
@@ -115,9 +119,44 @@ class NoWeight(CountingAgent):
         return grads, output._replace(weight=jnp.float32(1))
 
 
+class BatchWeight(CountingAgent):
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        return grads, output._replace(weight=jnp.float32(self.experience.batch))
+
+
+class NoChoice(CountingAgent):
+    def act(self, *given, evaluate):
+        action, extras, state = super().act(*given, evaluate)
+        return action + 6, extras, state
+
+
+class LooksAroundInEvaluations(LooksAround):
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        if evaluate:
+            return super().act(params, actor_state, timestep, keys, evaluate)
+        return CountingAgent.act(self, params, actor_state, timestep, keys, evaluate)
+
+
+class ByPlace(CountingAgent):
+    def actor_state(self, env_ids, num_envs):
+        state = super().actor_state(env_ids, num_envs)
+        return state._replace(core=state.core + jnp.arange(len(env_ids)))
+
+
 class NeverCounts(CountingAgent):
     def apply(self, state, grads, output):
         return super().apply(state, grads, output)._replace(updates=state.updates)
+
+
+class CountsToOne(CountingAgent):
+    def apply(self, state, grads, output):
+        return super().apply(state, grads, output)._replace(updates=jnp.int32(1))
+
+
+class BeginsAgain(CountingAgent):
+    def apply(self, state, grads, output):
+        return super().apply(state, grads, output)._replace(progress=jnp.float32(0))
 
 
 class SetsProgress(CountingAgent):
@@ -136,6 +175,68 @@ class NoPriority(CountingReplayAgent):
         return grads, output._replace(priorities=0 * output.priorities)
 
 
+class EndlessPriority(CountingReplayAgent):
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        return grads, output._replace(priorities=output.priorities.at[0].set(jnp.inf))
+
+
+class NoFirstPriority(CountingReplayAgent):
+    def initial_priorities(self, timesteps, extras):
+        return 0 * super().initial_priorities(timesteps, extras)
+
+
+class WarmsUp(CountingAgent):
+    """Its first step is of size 0, and it acts by the last reward: both are right."""
+
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        action, extras, state = super().act(params, actor_state, timestep, keys, evaluate)
+        by = (timestep.reward > 0).astype(jnp.int32)
+        return (action + by) % self.actions, extras, state
+
+    def apply(self, state, grads, output):
+        after = super().apply(state, grads, output)
+        rate = jnp.minimum(1.0, (state.updates - 7) / 2)
+        params = jax.tree.map(lambda old, new: old + rate * (new - old), state.params, after.params)
+        return after._replace(params=params)
+
+
+class Crossing(CountingReplayAgent):
+    """Its items go on into the next episode."""
+
+    crosses = True
+
+    @property
+    def experience(self):
+        own = super().experience
+        return dataclasses.replace(
+            own, period=2, sequence=4, burn_in=0, cross_episodes=self.crosses
+        )
+
+
+class Cut(Crossing):
+    crosses = False
+
+
+def test_items_go_on_through_resets_where_they_do_in_the_fused_runtime():
+    inner = {}
+    for kind in (Crossing, Cut):
+        trainer = ReplayTrainer(bind(kind(actions=7), CHOICE), noise, 40, 3).train(learning=False)
+        first = np.stack([item.rows.timestep.first for item in trainer.items])
+        # A padded row is a reset, too, and none follows it.
+        inner[kind] = [rows for rows in first[:, 1:-1] if rows.any() and not rows[-1]]
+        assert all(len(each) < 4 + 2 * 2 + 2 for each in trainer._episodes if kind is Crossing)
+    assert inner[Crossing] and not inner[Cut]
+
+
+def noise(num_envs, seed):
+    return Noise(CHOICE, num_envs, seed)
+
+
+def test_steps_that_begin_small_are_right():
+    check_agent(WarmsUp(actions=7), CHOICE)
+
+
 @pytest.mark.parametrize(
     ("agent", "told"),
     [
@@ -146,15 +247,50 @@ class NoPriority(CountingReplayAgent):
         (Remembers, "act went wrong: what it remembers goes on into the next episode"),
         (LearnsFromResets, "gradients went wrong: it learns from rows that are resets"),
         (NoWeight, "gradients gave 1.0 as Output.weight, but .* of 20 rows are valid"),
-        (NeverCounts, "apply made `updates` 0 of 0; add one"),
+        (BatchWeight, "gradients gave 4.0 as Output.weight, but .* of 20 rows are valid"),
+        (NoChoice, r"act returned an action that is no choice, or a forbidden one \("),
+        (LooksAroundInEvaluations, "act went wrong: the result for an environment depends on"),
+        (ByPlace, "actor_state went wrong: what an environment begins with depends on its place"),
+        (NeverCounts, "apply made `updates` 7 of 7; add one"),
+        (CountsToOne, "apply made `updates` 1 of 7; add one"),
+        (BeginsAgain, "apply changed `progress`"),
         (SetsProgress, "apply changed `progress`"),
         (NeverLearns, "apply changed no parameter"),
-        (NoPriority, "gradients gave the priority 0.0; give numbers above 0"),
+        (NoPriority, "gradients gave the priority 0.0; give finite numbers above 0"),
+        (EndlessPriority, "gradients gave the priority inf; give finite numbers above 0"),
+        (NoFirstPriority, "initial_priorities gave the priority 0.0; give finite numbers above 0"),
     ],
 )
 def test_what_is_wrong_with_an_agent_is_named(agent, told):
     with pytest.raises(SeedbedError, match=f"^{agent.__name__}.{told}"):
         check_agent(agent(actions=7), CHOICE)
+
+
+class Forbidden(Ppo):
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        seen = timestep.observation
+        seen = seen | {ACTION_MASK: jnp.ones_like(seen[ACTION_MASK])}
+        return super().act(params, actor_state, timestep._replace(observation=seen), keys, evaluate)
+
+
+class Unsquashed(Ppo):
+    def act(self, *given, evaluate):
+        action, extras, state = super().act(*given, evaluate)
+        return 2 * action, extras, state
+
+
+@pytest.mark.slow
+def test_actions_beyond_bounds_and_masks_are_named():
+    masked = EnvSpec(
+        {"x": ArraySpec((2,), "float32"), ACTION_MASK: ArraySpec((3,), "float32")}, Discrete(3)
+    )
+    check_agent(Ppo(**SMALL), masked)
+    with pytest.raises(SeedbedError, match="act returned an action that is no choice, or a forb"):
+        check_agent(Forbidden(**SMALL), masked)
+    with pytest.raises(
+        SeedbedError, match="act returned an action beyond the bounds .*; squash it"
+    ):
+        check_agent(Unsquashed(**SMALL), REAL)
 
 
 def test_an_agent_without_a_spec_is_refused():
@@ -220,6 +356,25 @@ class RandomStart(Walk):
         return EnvState.opening(place := 0 * jax.random.normal(key) + HIDDEN.normal(), place)
 
 
+class AlwaysFirst(Walk):
+    """It passes on the timestep of its reset, as `dataclasses.replace` would."""
+
+    def step(self, state, action):
+        after = super().step(state, action)
+        return after._replace(timestep=after.timestep._replace(first=state.timestep.first))
+
+
+class Plain:
+    spec, episode_steps, frame_skip = Walk.spec, 1, 1
+    reset, step = Walk.reset, Walk.step
+
+
+@dataclasses.dataclass(frozen=True)
+class NoFrames:
+    spec, episode_steps = Walk.spec, 1
+    reset, step = Walk.reset, Walk.step
+
+
 class RewardsStart(Walk):
     def reset(self, key):
         state = super().reset(key)
@@ -247,6 +402,9 @@ def test_tasks_hold_the_contract():
         (Random(), "Random.step is not a function of its arguments"),
         (RandomStart(), "RandomStart.reset is not a function of its arguments"),
         (RewardsStart(), "RewardsStart.reset opens an episode with a reward"),
+        (AlwaysFirst(), "AlwaysFirst.step leaves `first` set, or sets it: return EnvState.after"),
+        (Plain(), "Plain is no dataclass: decorate it"),
+        (NoFrames(), "NoFrames has no 'frame_skip'"),
         (Needy(length=1.0), "Needy.length has no default"),
         (changes.scale_reward(Needy(length=1.0), 0.1), "Needy.length has no default"),
     ],

@@ -301,6 +301,10 @@ def test_browser_shows_the_replay(tmp_path):
             ".map(element => element.getBoundingClientRect().right))"
         )
         wait_until(lambda: browser.evaluate(right) <= 400, "all controls are in a narrow window")
+        # An address that was mistyped opens at the beginning.
+        browser.call("Page.navigate", url=f"{path.as_uri()}?again#episode=1.5&step=x")
+        wait_until(lambda: browser.evaluate(ready), "the page is ready again")
+        wait_until(lambda: (browser.text("step") or "").endswith(" of 30"), "it has an episode")
     finally:
         browser.close()
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)

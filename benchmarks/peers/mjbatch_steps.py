@@ -23,10 +23,11 @@ def steps(model: Any, threads: int, hold: int, given: Any) -> dict[str, float]:
     """Steps a batch, and returns the seconds and the contacts."""
     model.opt.solver = int(given["solver"])
     batch = Batch(model, len(given["qpos"]), threads)
+    ctrl = batch.bind("ctrl")
+    batch.step(nstep=1)  # its threads have begun
     for name in ("qpos", "qvel", "act"):
         if given[name].shape[1]:
             batch.bind(name)[:] = given[name]
-    ctrl = batch.bind("ctrl")
     begin = time.perf_counter()
     for controls in given["ctrl"].swapaxes(0, 1):
         ctrl[:] = controls

@@ -377,7 +377,7 @@ def _bench(arguments: list[str]) -> int:
             described = ast.get_docstring(ast.parse(path.read_text())) or ""
             table.add_row(f"  {script}", described.partition("\n")[0])
         usage = "usage: seedbed bench NAME [OPTIONS of that benchmark; --help lists them]\n"
-        Console(highlight=False, markup=False).print(usage, table, sep="\n")
+        Console(highlight=False, emoji=False, markup=False).print(usage, table, sep="\n")
         return ExitStatus.FINISHED
     if name not in scripts:
         raise UsageError(f"no benchmark {name!r}{did_you_mean(name, scripts)}")

@@ -49,6 +49,10 @@ class PeerLost(TemporaryError):
     """Raised when a process that trains as one learner with this one is gone: the others begin again."""
 
 
+class TrainingDiverged(SeedbedError):
+    """Raised when a metric of an update, a gradient or a learner state is not finite."""
+
+
 class StoppedEarly(KeyboardInterrupt):
     """Raised when a first signal stops a run that has made nothing yet, so that nothing is lost."""
 

@@ -47,7 +47,7 @@ def show(given: argparse.Namespace, tell: Callable[[str], None]) -> None:
         listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
         tell(strict_json.dumps(listed, indent=1))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     table = Table.grid(padding=(0, 2))
     for name, text in described.items():
         table.add_row(f"  {name}", text)

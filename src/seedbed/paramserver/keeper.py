@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.exit_status import ExitStatus, is_no_room
+from seedbed.exit_status import ExitStatus, TrainingDiverged, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.launching import LOG, Launcher, RoleProcess, RoleSpec, launcher_of
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import COORDINATOR
-from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.messages import Message
 from seedbed.streams.supervisor import Supervisor, exit_text, last_line

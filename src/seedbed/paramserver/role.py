@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from seedbed.central.listening import advertised
-from seedbed.exit_status import ExitStatus, is_no_room
+from seedbed.exit_status import ExitStatus, TrainingDiverged, is_no_room
 from seedbed.machine import raise_descriptor_limit
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Address, Directory, this_machine
@@ -25,7 +25,6 @@ from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind
 from seedbed.run import memory
 from seedbed.run.trust import declare as declare_trust
-from seedbed.run.update import TrainingDiverged
 from seedbed.streams.addresses import Listening, split_address
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.handshake import Place

@@ -59,7 +59,7 @@ def play(
     if given.watch:
         from seedbed.play.watching import watch
 
-        watch(players[0], run_path(given.what[0]), given.port, given.trust_run, tell, warn)
+        watch(players[0], given.what[0], given.port, given.trust_run, tell, warn)
         return
     output = given.output or Path("play.html")
     write_page(players, output, warn)
@@ -94,7 +94,10 @@ def _player(what: str, given: argparse.Namespace, warn: Callable[[str], None]) -
         path = Path(what).absolute()
         return Player(Plain(xml_file=str(path)), None, printable(path.stem))
     newest = given.newest or given.watch
-    return player_of(what, newest=newest, trust=given.trust_run, warn=warn)
+    player = player_of(what, newest=newest, trust=given.trust_run, warn=warn)
+    # The best member of a population may be another one later: the page says whose policy it plays.
+    name = printable(run_path(what).name)
+    return dataclasses.replace(player, title=name) if given.watch else player
 
 
 def player_of(

@@ -53,7 +53,10 @@ def page_of(described: Sequence[dict[str, Any]], *, watched: bool = False) -> st
 
     If it is `watched`, it asks the server that it came from for newer policies; otherwise it asks nobody.
     """
-    texts = {name: (WEB / name).read_text() for name in ("style.css", "play.css", "replay.js")}
+    texts = {
+        name: (WEB / name).read_text(encoding="utf-8")
+        for name in ("style.css", "play.css", "replay.js")
+    }
     parts = {
         "title": html.escape(", ".join(each["title"] for each in described)),
         "connect": "connect-src 'self'" if watched else "connect-src 'none'",
@@ -61,7 +64,7 @@ def page_of(described: Sequence[dict[str, Any]], *, watched: bool = False) -> st
         "script": texts["replay.js"],
         "data": json_in_page({"players": described, "watched": watched}),
     }
-    return fill((WEB / "play.html").read_text(), parts)
+    return fill((WEB / "play.html").read_text(encoding="utf-8"), parts)
 
 
 def describe(player: Player, tell: Callable[[str], None]) -> tuple[dict[str, Any], Played]:

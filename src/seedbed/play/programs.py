@@ -6,6 +6,7 @@ a block. The state of the environment is one block of them, which the page carri
 
 from __future__ import annotations
 
+import collections
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -190,14 +191,18 @@ def _layout(env: MujocoTask, state: EnvState, look: Look) -> dict[str, Any]:
 
 
 def actuator_names(env: MujocoTask) -> list[str]:
-    """Returns the names of the actuators; of one without a name, that of its joint, or its number."""
+    """Returns the names of the actuators; of one without a name, that of its joint, or its number.
+
+    Where several would have one name, such as a servo and a damper of one joint, it has their numbers, too.
+    """
     compiled = env.compiled()
     named = []
     for i in range(compiled.nu):
         joint = compiled.actuator_trntype[i] == _OF_JOINT
         of = compiled.joint(int(compiled.actuator_trnid[i, 0])).name if joint else ""
         named.append(compiled.actuator(i).name or of or f"actuator {i}")
-    return named
+    many = collections.Counter(named)
+    return [f"{name} ({i})" if many[name] > 1 else name for i, name in enumerate(named)]
 
 
 def _places(tree: Tree) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import http.client
 import http.server
 import secrets
 import socketserver
@@ -22,12 +23,14 @@ from seedbed.play.page import Player, describe, packed, page_of
 from seedbed.play.programs import with_params
 from seedbed.policy import restore
 from seedbed.printable import printable
+from seedbed.run.bucket import is_address, run_path
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 
 _LOOPBACK = "127.0.0.1"
 _LOOKS_S = 2.0  # between two looks at the checkpoints
+_FETCHES_S = 15.0  # of a bucket, which gets what is new as often
 _MOST_THREADS = 40
 
 
@@ -40,39 +43,48 @@ class Answer(NamedTuple):
 
 def watch(
     player: Player,
-    run: Path,
+    where: str,
     port: int,
     trust: bool,
     tell: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Serves the page of a run on `port` (0: a free one) until it is interrupted.
+    """Serves the page of a run, by its folder or address, on `port` (0: a free one) until it is interrupted.
 
     Calls `tell` with the address, and `warn` with what happens. Raises SeedbedError if the port is taken.
     """
     described, game = describe(player, warn)
+    answers = {"": Answer("text/html", page_of([described], watched=True).encode())}
 
-    def policy() -> Answer:
+    def put(run: Path) -> None:
         trained = restore(run, warn, newest=True, trust=trust)
         warn(f"the policy after {trained.step:,} steps")
         arrays = with_params(game.parts["act"], trained.params)
-        body = strict_json.dumps({"step": trained.step, "data": packed(arrays)})
-        return Answer("application/json", body.encode())
+        found = {"step": trained.step, "member": trained.member, "data": packed(arrays)}
+        answers["policy"] = _json(found)
+        answers["step"] = _json(trained.step)
 
-    page = Answer("text/html", page_of([described], watched=True).encode())
+    run, told = run_path(where), ""
     seen = _newest(run)
-    answers = {"": page, "policy": policy()}
+    put(run)
     with serve(answers, port) as address, contextlib.suppress(KeyboardInterrupt):
-        tell(f"{address} follows {printable(run)}; end it with Ctrl-C")
+        tell(f"{address} follows {printable(where)}; end it with Ctrl-C")
         while True:
-            time.sleep(_LOOKS_S)
-            if (newest := _newest(run)) == seen:
-                continue
-            seen = newest
+            time.sleep(_FETCHES_S if is_address(where) else _LOOKS_S)
             try:
-                answers["policy"] = policy()
-            except SeedbedError as error:  # perhaps it was thinned out meanwhile
-                warn(str(error))
+                run = run_path(where)  # of a bucket, with what is new there
+                if (newest := _newest(run)) != seen:
+                    put(run)
+                seen, told = newest, ""
+            except (SeedbedError, OSError) as error:
+                # A checkpoint that was removed while it was read, or a disk or bucket that does not answer.
+                if str(error) != told:
+                    warn(str(error))
+                told = str(error)
+
+
+def _json(value: Any) -> Answer:
+    return Answer("application/json", strict_json.dumps(value).encode())
 
 
 def _newest(run: Path) -> int:
@@ -88,6 +100,8 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         super().__init__((_LOOPBACK, port), _Handler)
         self.token, self.answers = token, answers
         self.names = tuple(f"{host}:{self.server_port}" for host in (_LOOPBACK, "localhost"))
+        if self.server_port == http.client.HTTP_PORT:  # browsers leave it out
+            self.names += (_LOOPBACK, "localhost")
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread, or hangs up."""

@@ -97,15 +97,26 @@ def _of_best(folder: Path, warn: Warn, load: Callable[[Path], _Loaded]) -> _Load
         if not path.exists():
             return _of_best(folder, warn, load)
         warn(f"the best checkpoint {printable(path)} is damaged ({reason}): using the newest")
-    return load(_newest_whole(folder, warn)[0])
+    return _of_newest(folder, warn, load)
 
 
 def restore_newest(
     folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
 ) -> Restored:
     """Returns (step, tree, metadata) of the newest whole checkpoint; the rest is as in `restore_best`."""
+    return _of_newest(folder, warn, lambda path: _load(path, template, part))
+
+
+def _of_newest(folder: Path, warn: Warn, load: Callable[[Path], _Loaded]) -> _Loaded:
+    """Returns what `load` makes of the newest whole checkpoint."""
     path, _ = _newest_whole(folder, warn)
-    return _load(path, template, part)
+    try:
+        return load(path)
+    except Exception:
+        # The run that trains may have removed it in the meantime, because there are newer ones.
+        if path.exists():
+            raise
+    return _of_newest(folder, warn, load)
 
 
 def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from seedbed.errors import after
+from seedbed.exit_status import TrainingDiverged
 from seedbed.ops.keys import evaluation_seed
 from seedbed.run.bucket import name_of
 from seedbed.run.callback import Callback, Listener, OnMetrics
@@ -29,7 +30,7 @@ from seedbed.run.restoring import restore, task_number
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.stopping import StoppingRules
-from seedbed.run.update import TrainingDiverged, require_finite_state
+from seedbed.run.update import require_finite_state
 from seedbed.types import Agent, LearnerState, SeedbedError, StorageError, Tree
 
 
@@ -146,8 +147,7 @@ class Session:
         try:
             self._loop()
         except Exception as error:
-            # What was learned is saved before this is raised.
-            failure = error
+            failure = error  # raised when what was learned is saved
         finally:
             runtime.stop()
         ended = runtime.join()  # the threads must have ended in any case

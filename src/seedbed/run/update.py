@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.exit_status import TrainingDiverged
 from seedbed.ops.keys import AXIS as AXIS
 from seedbed.run.leaves import not_finite
 from seedbed.types import (
@@ -21,7 +22,6 @@ from seedbed.types import (
     Array,
     LearnerState,
     Output,
-    SeedbedError,
     Trajectory,
     Tree,
 )
@@ -32,10 +32,6 @@ STRATA = 8
 
 _AGAIN = "Go on from the last checkpoint with --resume and"
 _REMEDY = f"{_AGAIN} a lower --agent.learning-rate"
-
-
-class TrainingDiverged(SeedbedError):
-    """Raised when a metric of an update, a gradient or a learner state is not finite."""
 
 
 def require_finite(

@@ -17,7 +17,7 @@ NUM_ACTIONS = 1000
 
 
 class CountingEnvironment(gymnasium.Env[Any, Any]):
-    """Observes int32 (environment, episode, step, last action); the reward is 1000 * episode + step.
+    """Observes int32 (environment, episode, step, last action); the reward is `reward_of`.
 
     The number of the environment is its seed. Episode e of environment s lasts
     `episode_length(s, e, length, spread)` steps; odd episodes are truncated if `truncate`, all others
@@ -51,7 +51,7 @@ class CountingEnvironment(gymnasium.Env[Any, Any]):
         length = episode_length(self._env, self._episode, self._length, self._spread)
         end = self._step == length
         truncated = end and is_truncated(self._episode, self._truncate)
-        reward = 1000.0 * self._episode + self._step
+        reward = float(reward_of(self._episode, self._step))
         return self._observe(action), reward, end and not truncated, truncated, {}
 
     def _observe(self, action: int) -> np.ndarray:
@@ -82,7 +82,7 @@ class CountingChecker:
             self._step += 1
         action = 0 if opening else self._action
         assert observation.tolist() == [self._env, self._episode, self._step, action]
-        assert reward == (0 if opening else 1000 * self._episode + self._step)
+        assert reward == (0 if opening else reward_of(self._episode, self._step))
         assert first == opening
         end = not opening and self._step == episode_length(self._env, self._episode, self._length)
         cut = is_truncated(self._episode, self._truncate)
@@ -93,6 +93,11 @@ class CountingChecker:
     def act(self, action: int) -> None:
         """Notes the action that is sent next."""
         self._action = action
+
+
+def reward_of(episode: int, step: int) -> int:
+    """Returns 1000 * episode + step, of which float32, as timesteps have it, has all digits."""
+    return (1000 * episode + step) % (1 << 20)
 
 
 def episode_length(env: int, episode: int, length: int, spread: int = 5) -> int:

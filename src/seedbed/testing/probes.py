@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from seedbed import trees
+from seedbed.spaces import ACTION_MASK, entry
 from seedbed.types import Array, ArraySpec, Box, Discrete, EnvSpec, Timestep, Tree, action_array
 
 _OBSERVATION = ArraySpec((2,), "float32")
@@ -155,8 +156,14 @@ class Noise(Probe):
         self.length = self.rng.integers(1, 8, num_envs)
 
     def observe(self) -> Tree:
-        """Returns normal numbers for floats, 0 or 1 for all else but bytes, which may be anything."""
-        return trees.map(self._draw, self.spec.observation)
+        """Returns normal numbers for floats, 0 or 1 for all else but bytes, which may be anything.
+
+        Masks of actions have 0 and 1.
+        """
+        found = trees.map(self._draw, self.spec.observation)
+        if (mask := entry(found, ACTION_MASK)) is not None:
+            found[ACTION_MASK] = trees.map(lambda leaf: (leaf > 0).astype(leaf.dtype), mask)
+        return found
 
     def reward(self, action: Array) -> Array:
         """Returns normal numbers."""

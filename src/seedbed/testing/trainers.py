@@ -21,6 +21,7 @@ from seedbed.types import (
     OnPolicy,
     Output,
     Replay,
+    SeedbedError,
     Timestep,
     Trajectory,
     Tree,
@@ -167,11 +168,15 @@ class ReplayTrainer(_Training[AgentT]):
 
     def _append(self, episode: list[Row], row: Row) -> None:
         """Adds a row to its episode, and the items that it completes to the rest."""
-        if row.timestep.first:
+        experience = self._experience
+        crosses, sequence = experience.cross_episodes, experience.sequence
+        if row.timestep.first and not crosses:
             episode.clear()
+        if len(episode) > experience.burn_in + sequence + 2 * experience.period:
+            del episode[: experience.period]  # no item to come has these rows
         episode.append(row)
-        last, sequence = len(episode) - 1, self._experience.sequence
-        ended = row.timestep.terminated or row.timestep.truncated
+        last = len(episode) - 1
+        ended = (row.timestep.terminated or row.timestep.truncated) and not crosses
         for start in range(0, last, self._experience.period):
             if start + sequence == last or (ended and start + sequence > last):
                 self._insert(_cut(episode, start, self._experience))
@@ -181,7 +186,9 @@ class ReplayTrainer(_Training[AgentT]):
         rows = jax.tree.map(lambda x: x[:, None], item.rows)
         timesteps = rows.timestep._replace(observation=())
         self.items.append(item)
-        self._priorities.append(float(initial_priorities(self.agent, timesteps, rows.extras)[0]))
+        given = initial_priorities(self.agent, timesteps, rows.extras)
+        require_priorities(f"{type(self.agent).__name__}.initial_priorities", given)
+        self._priorities.append(float(given[0]))
         self.inserted += 1
 
     def _update(self) -> None:
@@ -190,9 +197,21 @@ class ReplayTrainer(_Training[AgentT]):
         self.state, output = learn_replayed(self.agent, self.state, batch)
         self.metrics = output.metrics
         if self._experience.priority_exponent:
+            require_priorities(f"{type(self.agent).__name__}.gradients", output.priorities)
             for i, priority in zip(chosen, np.asarray(output.priorities), strict=True):
                 self._priorities[i] = float(priority)
         self.drawn += self._experience.batch
+
+
+def require_priorities(method: str, priorities: Tree) -> None:
+    """Raises SeedbedError unless all priorities `[B]`, which a method gave, are finite and above 0."""
+    given = np.asarray(priorities, np.float64)
+    wrong = given[~(np.isfinite(given) & (given > 0))]
+    if wrong.size:
+        raise SeedbedError(
+            f"{method} gave the priority {wrong[0]}; give finite numbers above 0, if need be by adding a "
+            "small one"
+        )
 
 
 def to_trajectory(items: list[Item], importance: Array) -> Trajectory:

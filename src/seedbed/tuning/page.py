@@ -37,7 +37,8 @@ def write_page(study: Study, path: Path) -> None:
         state: sum(each.state.name == state for each in records) for state in ("PRUNED", "FAIL")
     }
     style = fill(
-        (WEB / "report.css").read_text(), {each: colours(each) for each in ("light", "dark")}
+        (WEB / "report.css").read_text(encoding="utf-8"),
+        {each: colours(each) for each in ("light", "dark")},
     )
     parts = {
         "title": text(f"tune {study.config.name}"),

@@ -62,7 +62,8 @@ def replay_page() -> str:
     left = {name: f"{{{{{name}}}}}" for name in ("title", "data")}
     texts = {"style": WEB / "style.css", "script": WEB / "replay.js"}
     return fill(
-        (WEB / "page.html").read_text(), left | {name: at.read_text() for name, at in texts.items()}
+        (WEB / "page.html").read_text(encoding="utf-8"),
+        left | {name: at.read_text(encoding="utf-8") for name, at in texts.items()},
     )
 
 

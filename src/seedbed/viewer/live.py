@@ -69,11 +69,11 @@ def make_view(
     total_steps: int, title: str, run: str, console: Console | None = None
 ) -> LiveView | PlainLog:
     """Returns the live view if the console is a terminal or a notebook, else a log of plain lines."""
-    console = console or Console(file=unbuffered(sys.stdout), highlight=False)
+    console = console or Console(file=unbuffered(sys.stdout), highlight=False, emoji=False)
     title, run = printable(title), printable(run)
     if console.is_jupyter:
         # Rich would show each line that other code prints as an output of its own.
-        plain = Console(file=sys.stdout, force_jupyter=False, width=_WIDTH, height=40)
+        plain = Console(file=sys.stdout, force_jupyter=False, emoji=False, width=_WIDTH, height=40)
         return LiveView(total_steps, title, run, plain, Output(_WIDTH))
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(total_steps, title, run, console)

@@ -35,6 +35,7 @@ class Output:
         console = Console(
             file=io.StringIO(),
             record=True,
+            emoji=False,
             width=self._width,
             force_terminal=True,
             force_jupyter=False,

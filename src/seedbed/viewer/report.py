@@ -124,7 +124,7 @@ def _page(groups: list[Group], notices: list[str], warn: Warn) -> str:
         content = _section(group, number, charts[number], player.markup_at(len(replays)))
         sections.append(f'<section id="g{number}">{title}{content}</section>')
         replays += [] if player.replay is None else [player.replay]
-    style = (WEB / "report.css").read_text()
+    style = (WEB / "report.css").read_text(encoding="utf-8")
     described = [
         {"series": [printable(series.label)[:100] for series in group.series], "charts": drawn}
         for group, drawn in zip(groups, charts, strict=True)
@@ -141,9 +141,9 @@ def _page(groups: list[Group], notices: list[str], warn: Warn) -> str:
         "style": fill(style, {name: tables.colours(name) for name in ("light", "dark")}),
         "replay": json_in_page(replay_page() if replays else ""),
         "data": json_in_page({"groups": described, "players": replays}),
-        "script": (WEB / "report.js").read_text(),
+        "script": (WEB / "report.js").read_text(encoding="utf-8"),
     }
-    return fill((WEB / "report.html").read_text(), parts)
+    return fill((WEB / "report.html").read_text(encoding="utf-8"), parts)
 
 
 def _title(groups: list[Group]) -> str:

@@ -237,7 +237,7 @@ def print_overview(folder: Path, as_json: bool) -> None:
 
     Raises SeedbedError as `find_runs`.
     """
-    rows, console = overview(folder), Console(highlight=False)
+    rows, console = overview(folder), Console(highlight=False, emoji=False)
     if as_json:
         console.print(strict_json.dumps(rows, indent=1), markup=False, soft_wrap=True)  # in ASCII
         return

@@ -84,7 +84,12 @@ def write_video(
     ffmpeg = find_ffmpeg()
     fps = fps or min(MAX_FPS, 1.0 / min(episode.env_dt for episode in recording.episodes))
     view = find_view(recording)
-    with written_whole(path, ".mp4") as partial, tempfile.TemporaryDirectory() as folder:
+    # What is drawn lies beside the film: the room that it needs is missing there, or nowhere.
+    beside = Path(path).absolute().parent
+    with (
+        written_whole(path, ".mp4") as partial,
+        tempfile.TemporaryDirectory(prefix=".film-", dir=beside) as folder,
+    ):
         placements, target, captions = _choose_frames(recording, view, fps)
         output = str(partial.absolute())
         shots = Shots(
@@ -191,7 +196,7 @@ def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[
 
 
 def _show_progress(child: subprocess.Popen[bytes], frames: int, text: str) -> None:
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -8,6 +8,15 @@ const HELD = {
   a: ["turn left", 1], ArrowLeft: ["turn left", 1], d: ["turn left", -1], ArrowRight: ["turn left", -1],
 };
 
+// Where a site forbids gamepads, asking for them throws.
+function pads() {
+  try {
+    return navigator.getGamepads?.() ?? [];
+  } catch {
+    return [];
+  }
+}
+
 export class Joystick {
   constructor() {
     this.axes = { forward: 0, left: 0, "turn left": 0 };
@@ -44,6 +53,7 @@ export class Joystick {
       knob.style.transform = `translate(${across * 0.5 * (box.width - knob.offsetWidth)}px, ${-up * 0.5 * (box.height - knob.offsetHeight)}px)`;
       this.used = true;
       event.preventDefault();
+      event.stopPropagation(); // the camera, which another finger turns, must not hear of this one
     };
     const end = () => {
       for (const axis of [x, y]) delete this.pads[axis];
@@ -54,6 +64,7 @@ export class Joystick {
       move(event);
     });
     element.addEventListener("pointermove", (event) => element.hasPointerCapture(event.pointerId) && move(event));
+    element.addEventListener("pointerup", (event) => event.stopPropagation());
     element.addEventListener("lostpointercapture", end);
   }
 
@@ -73,7 +84,7 @@ export class Joystick {
   }
 
   gamepad() {
-    const pad = navigator.getGamepads?.().find((each) => each?.connected && each.mapping === "standard");
+    const pad = pads().find((each) => each?.connected && each.mapping === "standard");
     if (!pad) return {};
     const beyond = (value = 0) => (Math.abs(value) < DEAD ? 0 : (value - Math.sign(value) * DEAD) / (1 - DEAD));
     const [x, y, turn] = [0, 1, 2].map((axis) => beyond(pad.axes[axis]));

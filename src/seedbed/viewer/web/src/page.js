@@ -14,6 +14,28 @@ export function showPlaying(playing) {
   element("play").title = `${playing ? "Pause" : "Play"} (Space)`;
 }
 
+// After a click the space bar plays and pauses, and does not press the button again; after a choice with the
+// pointer, keys are the page's again. Who moves by keys alone keeps the focus.
+export function leaveFocus() {
+  let pointed = false;
+  document.addEventListener("pointerdown", () => (pointed = true), { capture: true });
+  document.addEventListener("keydown", () => (pointed = false), { capture: true });
+  document.addEventListener("click", (event) => event.detail && event.target.closest?.("button")?.blur());
+  document.addEventListener("change", (event) => pointed && event.target.blur());
+}
+
+// Whether a key belongs to the element that has the focus: to a list all, to a slider those that move it.
+export function isKept(event) {
+  if (event.target.matches("select")) return true;
+  if (event.target.matches("input")) return /^(Arrow|Page|Home$|End$)/.test(event.key);
+  return event.key === " " && event.target.matches("button");
+}
+
+export function complain(text) {
+  element("notice").hidden = false;
+  element("notice").textContent = text;
+}
+
 export function showHelp() {
   if (element("keys").open) element("keys").close();
   else element("keys").showModal();

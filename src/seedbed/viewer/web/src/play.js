@@ -1,7 +1,7 @@
 // The page of robots that move by themselves: time runs, a person tells them where to go, pulls and pushes.
 import { format } from "./chart.js";
 import { Joystick } from "./inputs.js";
-import { colour, element, showHelp, showPlaying, SPEEDS } from "./page.js";
+import { colour, complain, element, isKept, leaveFocus, showHelp, showPlaying, SPEEDS } from "./page.js";
 import { Robot } from "./robot.js";
 import { inColours, Rolling } from "./rolling.js";
 
@@ -13,13 +13,15 @@ const GAP = 1000; // ms without a picture that say nothing of the machine
 const REDRAWN = 100; // ms between two pictures of numbers and charts
 
 const joystick = new Joystick();
-const state = { playing: true, speed: 1, arrows: true, auto: true, stale: true, drawn: 0, eased: 0, seen: 0, frames: [] };
+const state = {
+  playing: true, speed: 1, arrows: true, auto: true, following: true, stale: true, drawn: 0, eased: 0, seen: 0, frames: [],
+};
 let robots = [];
 let charts = [];
 
 const lead = () => robots[0];
-const commands = () => lead().described.commands;
-const steered = () => robots.some((robot) => robot.described.commands.length);
+// The first one that a joystick steers.
+const steered = () => robots.find((robot) => robot.described.commands.length);
 
 function play(playing) {
   state.playing = playing;
@@ -54,6 +56,7 @@ function toggle(id, name) {
 }
 
 function follow(following) {
+  state.following = following;
   for (const { stage, described, frame } of robots) {
     if (!stage || !described.scene.follows) continue;
     stage.following = following;
@@ -69,6 +72,8 @@ function resetView() {
   state.stale = true;
 }
 
+const REPEATED = [".", "[", "]"]; // by a key that stays down
+
 const KEYS = {
   " ": () => play(!state.playing),
   ".": step,
@@ -76,7 +81,7 @@ const KEYS = {
   p: push,
   c: () => toggle("arrows", "arrows"),
   m: () => steered() && toggle("auto", "auto"),
-  f: () => follow(!lead().stage?.following),
+  f: () => follow(!state.following),
   v: resetView,
   "[": () => setSpeed(SPEEDS.indexOf(state.speed) - 1),
   "]": () => setSpeed(SPEEDS.indexOf(state.speed) + 1),
@@ -89,12 +94,11 @@ function onKey(event, down) {
   if (!down) return void joystick.key(key, false);
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (element("keys").open && key !== "?") return;
-  // A list or slider that has the focus keeps the arrows; a button keeps the space bar.
-  if (event.target.matches("select, input") || (key === " " && event.target.matches("button"))) return;
+  if (isKept(event)) return;
   if (steered() && joystick.key(key, true)) event.preventDefault();
   else if (KEYS[key]) {
     event.preventDefault();
-    KEYS[key]();
+    if (!event.repeat || REPEATED.includes(key)) KEYS[key]();
   }
 }
 
@@ -102,8 +106,7 @@ function listen() {
   document.addEventListener("keydown", (event) => onKey(event, true));
   document.addEventListener("keyup", (event) => onKey(event, false));
   window.addEventListener("blur", () => joystick.release());
-  // After a click the space bar pauses, and does not press the button again.
-  document.addEventListener("click", (event) => event.detail && event.target.closest?.("button")?.blur());
+  leaveFocus();
   element("play").addEventListener("click", () => play(!state.playing));
   element("forward").addEventListener("click", step);
   element("again").addEventListener("click", restart);
@@ -111,7 +114,7 @@ function listen() {
   element("auto").addEventListener("click", () => toggle("auto", "auto"));
   element("arrows").addEventListener("click", () => toggle("arrows", "arrows"));
   element("speed").addEventListener("change", (event) => setSpeed(SPEEDS.indexOf(Number(event.target.value))));
-  element("follow").addEventListener("click", () => follow(!lead().stage?.following));
+  element("follow").addEventListener("click", () => follow(!state.following));
   element("reset").addEventListener("click", resetView);
   element("help").addEventListener("click", showHelp);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
@@ -129,12 +132,17 @@ function listenToDrags(robot, canvas) {
     canvas.setPointerCapture(event.pointerId);
     robot.grab.pointer = event.pointerId;
   }, { capture: true });
+  // The camera, which another finger turns, must not hear of this one.
   canvas.addEventListener("pointermove", (event) => {
-    if (robot.grab?.pointer === event.pointerId) robot.drag(event);
+    if (robot.grab?.pointer !== event.pointerId) return;
+    event.stopPropagation();
+    robot.drag(event);
   }, { capture: true });
   for (const kind of ["pointerup", "pointercancel", "lostpointercapture"]) {
     canvas.addEventListener(kind, (event) => {
-      if (robot.grab?.pointer === event.pointerId) robot.grab = null;
+      if (robot.grab?.pointer !== event.pointerId) return;
+      event.stopPropagation();
+      robot.grab = null;
       state.stale = true;
     }, { capture: true });
   }
@@ -153,11 +161,13 @@ function resize() {
   state.stale = true;
 }
 
+// Milliseconds that a second of all robots takes.
+const cost = () => robots.reduce((sum, { machine, dt }) => sum + machine.cost / dt, 0);
+
 // Moves all robots on by seconds of their own time.
 function advance(seconds) {
   // What cannot be computed in time is left out, and of all robots alike: they are slower then.
-  const cost = robots.reduce((sum, { machine, dt }) => sum + machine.cost / dt, 0);
-  seconds = Math.min(seconds, Math.max(BUSY / Math.max(cost, 1e-9), lead().dt));
+  seconds = Math.min(seconds, Math.max(BUSY / Math.max(cost(), 1e-9), lead().dt));
   const axes = joystick.read(seconds);
   if (joystick.used && state.auto && steered()) toggle("auto", "auto");
   joystick.used = false;
@@ -172,22 +182,24 @@ function advance(seconds) {
 }
 
 function showNumbers(now) {
-  const { machine, steps, dt } = lead();
+  const { steps, dt } = lead();
+  const driven = steered();
   element("sum").replaceChildren(...inColours(robots.map((robot) => format(robot.total))));
   element("last").replaceChildren(...inColours(robots.map(({ last }) => (last === null ? "\u2013" : format(last)))));
   element("time").innerHTML = `${format(steps * dt)} <small>s${lead().lies ? ", ended" : ""}</small>`;
   element("rate").innerHTML = `${state.frames.length} <small>a second</small>`;
-  element("spare").innerHTML = machine.cost ? `${Math.round((1000 * dt) / machine.cost)}&times; <small>real time</small>` : "&ndash;";
-  element("told").textContent = commands().map(({ name, unit }, index) => {
-    const value = lead().command[index];
+  element("spare").innerHTML = cost() ? `${Math.round(1000 / cost())}&times; <small>real time</small>` : "&ndash;";
+  element("told").textContent = driven?.described.commands.map(({ name, unit }, index) => {
+    const value = driven.command[index];
     return `${name} ${value < -0.005 ? "\u2212" : ""}${Math.abs(value).toFixed(2)} ${unit}`;
-  }).join("   ");
+  }).join("   ") ?? "";
   for (const chart of charts) chart.draw(robots.map((robot) => robot.history), colour);
   state.drawn = now;
 }
 
 let last = 0;
 function tick(now) {
+  requestAnimationFrame(tick); // first: whatever fails in one picture, there is a next one
   const passed = Math.min((now - last) / 1000, 0.25);
   last = now;
   if (state.playing && !document.hidden) advance(passed * state.speed);
@@ -208,7 +220,6 @@ function tick(now) {
   state.frames.push(now);
   while (state.frames[0] < now - 1000) state.frames.shift();
   if (now - state.drawn > REDRAWN) showNumbers(now);
-  requestAnimationFrame(tick);
 }
 
 function addSliders() {
@@ -220,10 +231,11 @@ function addSliders() {
     });
     const [text, output] = [document.createElement("span"), document.createElement("output")];
     text.textContent = name;
+    const digits = Math.min(6, Math.max(2, 2 - Math.floor(Math.log10(high - low)))); // a hundredth of the range is seen
     label.style.setProperty("accent-color", `var(--robot-${robots.indexOf(robot) % 4})`);
     const take = () => {
       robot.controls[index] = Number(slider.value);
-      output.textContent = Number(slider.value).toFixed(2);
+      output.textContent = Number(slider.value).toFixed(digits);
     };
     slider.addEventListener("input", take);
     label.append(text, slider, output);
@@ -263,12 +275,16 @@ async function addRobot(described) {
 async function follows(step) {
   const [described, { machine }] = [lead().described.parts.act, lead()];
   try {
-    const policy = await (await fetch("policy")).json();
-    if (policy.step !== step) {
+    // A policy may be large: it is fetched when there is another one.
+    const newest = await (await fetch("step")).json();
+    if (newest !== step) {
+      const policy = await (await fetch("policy")).json();
       await machine.fill("act", { shared: described.shared, data: policy.data });
+      step = policy.step;
+      const whose = policy.member ? ` of ${policy.member}` : "";
+      state.policy = `policy${whose} after ${step.toLocaleString("en-GB")} steps`;
     }
-    step = policy.step;
-    element("policy").textContent = `policy after ${step.toLocaleString("en-GB")} steps`;
+    element("policy").textContent = state.policy;
   } catch {
     element("policy").textContent = "no answer: the server has ended, or is busy";
   }
@@ -283,6 +299,7 @@ export async function start({ players, watched }) {
   } catch (error) {
     return complain(`This browser cannot run the robot (${error.message}).`);
   }
+  window.addEventListener("error", ({ message }) => complain(`The page has failed (${message}).`));
   const { blind } = lead();
   if (blind) complain(`This browser cannot draw in three dimensions (${blind}). The charts still work.`);
   for (const speed of SPEEDS) element("speed").append(new Option(`${speed}\u00d7`, String(speed)));
@@ -303,9 +320,4 @@ export async function start({ players, watched }) {
     tick(now);
     document.documentElement.dataset.state = "ready";
   });
-}
-
-function complain(text) {
-  element("notice").hidden = false;
-  element("notice").textContent = text;
 }

@@ -1,7 +1,7 @@
 // The page of a replay: time runs, keys and buttons act, scene and charts follow.
 import { Chart, format } from "./chart.js";
 import { poseAt, targetAt, unpackEpisode, unpackSurface } from "./data.js";
-import { colour, element, showHelp, showPlaying, SPEEDS } from "./page.js";
+import { colour, complain, element, isKept, leaveFocus, showHelp, showPlaying, SPEEDS } from "./page.js";
 import { Stage } from "./scene.js";
 
 let replay = null; // what `html.describe` has packed
@@ -89,11 +89,11 @@ function listen() {
     const action = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
     if (element("keys").open && event.key !== "?") return;
-    // A list that has the focus keeps the arrows; a button keeps the space bar.
-    if (event.target.matches("select") || (event.key === " " && event.target.matches("button"))) return;
+    if (isKept(event)) return;
     event.preventDefault();
     action(event);
   });
+  leaveFocus();
   element("play").addEventListener("click", () => play(!state.playing));
   element("back").addEventListener("click", () => step(-1));
   element("forward").addEventListener("click", () => step(1));
@@ -166,15 +166,15 @@ export async function start(data) {
   try {
     stage = new Stage(element("scene"), replay.scene, await Promise.all(replay.scene.surfaces.map(unpackSurface)));
   } catch (error) {
-    element("notice").hidden = false;
-    element("notice").textContent = `This browser cannot draw in three dimensions (${error.message}). The charts still work.`;
+    complain(`This browser cannot draw in three dimensions (${error.message}). The charts still work.`);
   }
   listen();
   resize();
   paint();
   const asked = new URLSearchParams(window.location.hash.slice(1));
-  const number = Math.min(Math.max(Number(asked.get("episode") ?? 1), 1), replay.episodes.length) - 1;
-  await choose(number, Number(asked.get("step") ?? 0));
+  const whole = (name) => Math.trunc(Number(asked.get(name))) || 0; // 0 for what is no number
+  const number = Math.min(Math.max(whole("episode"), 1), replay.episodes.length) - 1;
+  await choose(number, whole("step"));
   const still = asked.has("step") || window.matchMedia("(prefers-reduced-motion: reduce)").matches;
   play(!still);
   requestAnimationFrame((now) => {

@@ -28,7 +28,7 @@ export class Robot {
     this.pull = new Float32Array(6 * described.nbody);
     this.controls = described.controls.map(({ start }) => start);
     this.grab = null; // { body, place in it, cursor }
-    this.push = null; // { force, seconds left }
+    this.push = null; // { force, steps left }
     this.episode = this.steps = 0;
     this.last = null;
     this.left = 0; // s of its time that are not yet played
@@ -128,15 +128,15 @@ export class Robot {
     }
     if (this.push) {
       [this.push.force.x, this.push.force.y].forEach((value, k) => (this.pull[6 * this.root + k] += value));
-      this.push.left -= this.dt;
-      if (this.push.left <= 0) this.push = null;
+      if (--this.push.left === 0) this.push = null;
     }
   }
 
   // Pushes the robot in a direction of the ground, in rad.
   shove(angle) {
-    const size = (this.mass * PUSH_SPEED) / PUSHED;
-    this.push = { force: new Vector3(Math.cos(angle), Math.sin(angle), 0).multiplyScalar(size), left: PUSHED };
+    const steps = Math.max(1, Math.round(PUSHED / this.dt)); // whole ones, which give that speed together
+    const size = (this.mass * PUSH_SPEED) / (steps * this.dt);
+    this.push = { force: new Vector3(Math.cos(angle), Math.sin(angle), 0).multiplyScalar(size), left: steps };
   }
 
   // Takes hold of the body under the cursor, if there is one; returns whether there is.

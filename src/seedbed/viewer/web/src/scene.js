@@ -118,7 +118,7 @@ export class Stage {
     if (this.renderer.shadowMap.enabled) {
       this.renderer.shadowMap.enabled = false;
       this.sun.castShadow = false;
-    } else {
+    } else if (this.size) {
       this.finest = Math.max(0.4, 0.75 * Math.min(this.finest, window.devicePixelRatio));
       this.resize(...this.size);
     }

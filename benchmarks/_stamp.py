@@ -1,0 +1,43 @@
+"""Says of a figure when, where and by what it was taken."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from seedbed.machine import cpu_name
+
+_HERE = Path(__file__).parent
+
+
+def stamp() -> dict[str, Any]:
+    """Returns date, commit, machine and command; the commit says if sources have changed since."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        return subprocess.run(command, cwd=_HERE, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "../src", ".")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": git("rev-parse", "--short", "HEAD") + " with changes" * bool(changed),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "load_before": os.getloadavg()[0],
+            "python": platform.python_version(),
+        },
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+    }
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result with its stamp, in a folder that is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**result, "stamp": stamp()}, indent=1) + "\n")
