@@ -8,6 +8,8 @@ from seedbed.plan.costs import (
     CallCost,
     FusedCosts,
     Linear,
+    ReplayCosts,
+    ReplayTrip,
     ShardCosts,
     StreamCosts,
 )
@@ -20,9 +22,11 @@ def acting(step_s: float = 1e-3, call_s: float = 1e-3, update_s: float = 1e-2) -
     return ActingCosts(Cost(step_s), 0.0, 0.0, calls, Cost(update_s), Cost(1e-5), Cost(1e-4))
 
 
-def calibration(costs: ActingCosts) -> Calibration:
+def calibration(acts: ActingCosts) -> Calibration:
     """Returns the calibration of a machine of two cores."""
     shards = ShardCosts(*[Linear(1e-3, 1e-4, 1e-3)] * 4)
     stream = StreamCosts(*[Cost(1e-4)] * 4, up_bytes=1e4, down_bytes=100.0)
     fused = FusedCosts(Cost(0.02, 2.0), Cost(0.04, 2.0), 1000)
-    return Calibration("cpu", 2.0, "cpu", "cpu", "0", costs, stream, shards, fused)
+    replay = ReplayCosts(ReplayTrip(1e-5, 1e-4, 1e-4), ReplayTrip(1e-5, 2e-4, 3e-4))
+    costs = acts, stream, shards, replay, replay, fused
+    return Calibration("cpu", 2.0, "cpu", "cpu", "0", *costs)

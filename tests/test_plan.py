@@ -153,6 +153,17 @@ def test_threads_of_a_process_slow_one_another():
     assert cores.busy_s == pytest.approx(1.5 + 1.5 + 1.0 + 1.0)
 
 
+def test_each_further_thread_slows_the_others_as_much_again():
+    simulation = Simulation()
+    cores = Cores(simulation, 4.0)
+    machine, process, ended = Machine(cores, Card(simulation, 1.0, 0.0)), object(), list[float]()
+    for _ in range(3):
+        worker = Worker(simulation, machine, fellows=Fellows(process, 3.0, 1.5))
+        simulation.start(worker.do(Cost(1.0)), lambda: ended.append(simulation.now))
+    assert simulation.run(lambda: len(ended) == 3, 1000)
+    assert ended == pytest.approx([5.0] * 3) and cores.busy_s == pytest.approx(3 * 2.0)
+
+
 def test_a_worker_is_a_queue():
     """With arrivals faster than it serves, it serves at its own rate."""
     simulation = Simulation()
@@ -521,6 +532,20 @@ def test_parts_of_cartpole_are_measured(tmp_path, monkeypatch):
     assert [call.groups for call in first.acting.calls] == [1, 2, 4, 8]
     # It is kept.
     assert calibrated(config, False, False, told.append) == first and len(told) == 3
+
+
+@pytest.mark.slow
+def test_parts_of_gorila_are_measured(tmp_path, monkeypatch):
+    """A replay shard costs its process, the streams' thread and whoever adds and takes; over TLS more."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    config = settle(Request("cartpole/gorila"), lambda found: found).config
+    found = calibrated(config, True, False, lambda text: None, seconds=0.2)
+    assert found.replay is not None and found.far_replay is not None and found.shards is not None
+    assert all(spent > 0 for trip in found.replay for spent in trip)
+    assert sum(found.far_replay.draw) > sum(found.replay.draw)
+    # A batch is larger than a step of a group.
+    assert found.replay.draw.shard > found.replay.row.shard
+    assert from_json(to_json(found)) == found
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from seedbed.config.recipes import (
 from seedbed.config.robot_presets import (
     g1_motion_ppo,
     go1_footstand_ppo,
+    go1_getup_ppo,
     go1_handstand_ppo,
     go1_joystick_ppo,
     go1_rough_ppo,
@@ -228,6 +229,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "dm/walker-walk/ppo": dm_walker_walk_ppo,
     "go1/joystick/ppo": go1_joystick_ppo,
     "go1/rough/ppo": go1_rough_ppo,
+    "go1/getup/ppo": go1_getup_ppo,
     "go1/handstand/ppo": go1_handstand_ppo,
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,

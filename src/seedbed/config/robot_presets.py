@@ -25,6 +25,21 @@ def go1_rough_ppo() -> TrainConfig:
     return joystick_ppo(env, 20_000_000, equivariant=True, learning_rate=2e-3)
 
 
+def go1_getup_ppo() -> TrainConfig:
+    """Unitree's Go1 stands up from a fall on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.go1_tricks import GetupScales, Go1Getup
+
+    # An action is a step from where the joints are: with little noise it never turned over. With Playground's
+    # weight of the height it forgot, after 15 million steps, how to stand: lying costs less.
+    return joystick_ppo(
+        Go1Getup(scales=GetupScales(torso_height=6.0)),
+        40_000_000,
+        equivariant=True,
+        initial_scale=0.5,
+        entropy_cost=0.002,
+    )
+
+
 def go1_handstand_ppo() -> TrainConfig:
     """Unitree's Go1 rises onto its front feet on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.go1_tricks import Go1Handstand

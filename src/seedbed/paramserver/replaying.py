@@ -130,7 +130,12 @@ class ShardedReplay:
     @property
     def ended(self) -> bool:
         """Whether nothing more will be added, and the shards have it all. Any thread may read it."""
-        return self._finished and all(client.idle for client in self._clients)
+        return self._finished and self.idle
+
+    @property
+    def idle(self) -> bool:
+        """Whether the shards have all that was added. Any thread may read it."""
+        return all(client.idle for client in self._clients)
 
     def arrive(self, group: int, life: int, timestep: Timestep) -> bool:
         """Returns True: acting never waits for newer parameters. Call from the inference thread only."""

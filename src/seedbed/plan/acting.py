@@ -174,7 +174,10 @@ class Learner:
         self.simulation, self.sizes, self.costs, self.rng = simulation, sizes, costs, rng
         lost = costs.company
         self.acts_on, learns_on = devices or (None, None)
-        self.acting = Worker(simulation, machine, fellows=Fellows(self, lost.acting, lost.waste))
+        self.fellows = Fellows(
+            self, lost.acting, lost.waste
+        )  # as threads beside the learner's see them
+        self.acting = Worker(simulation, machine, fellows=self.fellows)
         self.learning = Worker(
             simulation, machine, device=learns_on, fellows=Fellows(self, lost.learning, lost.waste)
         )

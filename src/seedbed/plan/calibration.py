@@ -21,7 +21,7 @@ from seedbed.envs.host import versions
 from seedbed.envs.host.contract import is_on_device, made_once
 from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
-from seedbed.plan import iterations, messages, round_trips, stepping
+from seedbed.plan import iterations, messages, replay_trips, round_trips, stepping
 from seedbed.plan.acting import Sizes
 from seedbed.plan.costs import ActingCosts, Calibration, ShardCosts, from_json, to_json
 from seedbed.plan.engine import Cost
@@ -35,10 +35,18 @@ from seedbed.run.devices import kind_of_device
 from seedbed.run.options import GROUPS, CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.simd.store.sources import fingerprint
-from seedbed.types import Agent, Environment, EnvSpec, SeedbedError, bind, differentiates
+from seedbed.types import (
+    Agent,
+    Environment,
+    EnvSpec,
+    SeedbedError,
+    bind,
+    differentiates,
+    learns_from_replay,
+)
 from seedbed.version import __version__
 
-FORM = 3
+FORM = 4
 """The number of what is measured and how: another one, and nothing that was kept is used."""
 _SHARDS = (1, 3)  # with which round trips are measured
 Tell = Callable[[str], None]
@@ -230,12 +238,21 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
             layout = parts.pool.layout
             assert layout is not None
             stream = messages.measure(layout, parts.pool.peer.steps, seconds)
-        spec = parts.pool.spec
-    shards = None
-    if sharded:
-        tell("parameter shards")
-        shards = _shard_costs(config, spec, far, seconds)
-    return _replaced(begun, acting=acting, stream=stream, shards=shards)
+        spec, timesteps = parts.pool.spec, parts.pool.played()
+    if not sharded:
+        return _replaced(begun, acting=acting, stream=stream)
+    tell("parameter shards")
+    found: dict[str, Any] = {"shards": _shard_costs(config, spec, far, seconds)}
+    agent = bind(config.agent, stacked_spec(spec, env.frame_stack))
+    if learns_from_replay(agent):
+        tell("replay shards")
+        for name, tls in (("replay", False), ("far_replay", True)):
+            # Without other machines nothing is measured of them.
+            found[name] = found.get("replay")
+            if far or not tls:
+                trips = env, agent, spec, timesteps, seconds
+                found[name] = replay_trips.measure(*trips, tls=tls)
+    return _replaced(begun, acting=acting, **found)
 
 
 def _replaced(begun: Calibration, **parts: Any) -> Calibration:

@@ -88,6 +88,21 @@ class ShardCosts(NamedTuple):
     far_shard: Linear
 
 
+class ReplayTrip(NamedTuple):
+    """CPU seconds of what goes to a replay shard, or comes from there."""
+
+    caller: float  # of the thread that adds or takes
+    stream: float  # of the thread of the stream, in the same process
+    shard: float
+
+
+class ReplayCosts(NamedTuple):
+    """The costs of one replay shard."""
+
+    row: ReplayTrip  # a group's step, which goes alone
+    draw: ReplayTrip  # a batch, and the new priorities of its items
+
+
 class FusedCosts(NamedTuple):
     """The costs of an iteration of the fused runtime on one machine."""
 
@@ -108,6 +123,8 @@ class Calibration:
     acting: ActingCosts | None = None
     stream: StreamCosts | None = None
     shards: ShardCosts | None = None
+    replay: ReplayCosts | None = None  # of a shard on this machine
+    far_replay: ReplayCosts | None = None  # of one on another, over TLS
     fused: FusedCosts | None = None
 
 
@@ -130,6 +147,9 @@ def from_json(data: dict[str, Any]) -> Calibration:
         parts["stream"] = StreamCosts(send, take, answer, read, *stream[4:])
     if (shards := data["shards"]) is not None:
         parts["shards"] = ShardCosts(*(Linear(*each) for each in shards))
+    for name in ("replay", "far_replay"):
+        if (replay := data[name]) is not None:
+            parts[name] = ReplayCosts(*(ReplayTrip(*each) for each in replay))
     if (fused := data["fused"]) is not None:
         parts["fused"] = FusedCosts(_cost(fused[0]), _cost(fused[1]), fused[2])
     return Calibration(**{**data, **parts})

@@ -152,7 +152,7 @@ class Fellows:
     """The threads of a process, as one of them sees them."""
 
     process: object  # the same for all
-    slow: float  # times as long as alone, while another one works
+    slow: float  # times as long as alone, while one other works
     waste: float  # times as many core seconds then
 
 
@@ -205,11 +205,14 @@ class Cores:
         of = collections.Counter(job.fellows.process for job in self._jobs if job.fellows)
         widths = {}
         for job in self._jobs:
-            held = job.fellows is not None and of[job.fellows.process] > 1
-            job.waste = job.fellows.waste if job.fellows and held else 1.0
+            job.waste = slow = 1.0
+            if job.fellows is not None:
+                # Measured of two threads: each further one costs as much again.
+                others = of[job.fellows.process] - 1
+                job.waste += others * (job.fellows.waste - 1.0)
+                slow += others * (job.fellows.slow - 1.0)
             # Who waits for the lock uses no core.
-            slow = max(job.waste, job.fellows.slow) if job.fellows and held else 1.0
-            widths[job] = job.width * job.waste / slow
+            widths[job] = job.width * job.waste / max(job.waste, slow)
         # Those that want least for their weight first: what they leave is the others'.
         for job in sorted(self._jobs, key=lambda job: widths[job] / job.weight):
             job.share = min(widths[job], free * job.weight / weight)

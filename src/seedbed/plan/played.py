@@ -14,7 +14,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.slots import Slot, SlotLayout
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.plan.stepping import random_actions
-from seedbed.types import EnvSpec
+from seedbed.types import EnvSpec, Timestep
 
 PLAYED = 200
 """Timesteps of a group, which are played over and over."""
@@ -103,6 +103,11 @@ class PlayedPool(ActorPool):
         self.spent: list[np.ndarray] = []  # of each turn
         self._idle = collections.deque(range(groups))
         self._began: np.ndarray | None = None
+
+    def played(self) -> list[Timestep]:
+        """Returns the timesteps of a group, leaves `[n, ...]`."""
+        form = trees.map(lambda leaf: 0, self.slots[0].timestep)
+        return [trees.unflatten(form, leaves) for leaves in self.peer.steps]
 
     def poll(self, timeout_s: float) -> list[int]:
         """Begins another turn if all groups have their actions."""

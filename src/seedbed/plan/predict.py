@@ -12,7 +12,7 @@ from seedbed.paramserver.placement import Machine as Taker
 from seedbed.paramserver.placement import Wish, place
 from seedbed.plan.acting import Group, Learner, Path, Sizes, Source, Unrolls
 from seedbed.plan.costs import ActingCosts, Calibration
-from seedbed.plan.engine import Cost, Fellows, Machine, Worker
+from seedbed.plan.engine import Cost, Machine, Worker
 from seedbed.plan.fused import Iteration, begin
 from seedbed.plan.hosts import HostKind, actors_of, machines_of
 from seedbed.plan.playing import Model
@@ -224,8 +224,7 @@ def _central(
     groups = _local_groups(model, subject, costs, machine, config.local_actors)
     away = _remote_groups(model, calibration, costs)
     if isinstance(sizes.experience, Replay):
-        fellows = Fellows(learner, costs.company.acting, costs.company.waste)
-        thread = model.worker("replay thread", machine, fellows=fellows)
+        thread = model.worker("replay thread", machine, fellows=learner.fellows)
         source = Replayed(model.simulation, sizes, costs, thread)
     else:
         source = Unrolls(model.simulation, sizes, groups + away)
@@ -268,9 +267,9 @@ def _paramserver(
         model.note("parameter shards", lambda worker=worker: worker.busy_s)
     replay: ReplayShards | None = None
     if replays:
-        replay = ReplayShards(
-            simulation, homes["replay"], sizes, acting, costs, parts, config.learners
-        )
+        assert calibration.replay is not None and calibration.far_replay is not None
+        trips = calibration.replay, calibration.far_replay
+        replay = ReplayShards(simulation, homes["replay"], sizes, trips, parts, config.learners)
         for worker in replay.workers:
             model.note("replay shards", lambda worker=worker: worker.busy_s)
     learners = []
@@ -283,7 +282,7 @@ def _paramserver(
         groups = _local_groups(model, subject, own, machine, config.actors)
         numbered = {group: seat * len(groups) + i for i, group in enumerate(groups)}
         source: Source = (
-            ShardedReplay(replay, machine, numbered)
+            ShardedReplay(replay, learner, numbered)
             if replay
             else Unrolls(simulation, sizes, groups)
         )

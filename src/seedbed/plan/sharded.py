@@ -1,9 +1,8 @@
 """The model of parameter shards and replay shards, which many learners share.
 
-It follows `paramserver/updater.py`, `paramserver/shard.py` and `paramserver/replaying.py`. Assumed: a replay
-shard takes for a megabyte what a parameter shard takes, besides sealing and drawing; a megabyte of replay
-costs a learner what one of parameters does; and what one process has to tell another on its machine takes no
-time but that of the processes.
+It follows `paramserver/updater.py`, `paramserver/shard.py` and `paramserver/replaying.py`. Assumed: a part of
+a batch costs what a step of a group does, and its share of what a whole batch costs beyond that; and what one
+process has to tell another on its machine takes no time but that of the processes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from seedbed.paramserver.replay_client import SETS_AHEAD
 from seedbed.plan.acting import Group, Learner, Sizes
-from seedbed.plan.costs import MB, ActingCosts, Linear, ShardCosts
+from seedbed.plan.costs import Linear, ReplayCosts, ShardCosts
 from seedbed.plan.engine import Cost, Machine, Process, Signal, Simulation, Worker
 from seedbed.plan.replayed import AHEAD, Balance
 from seedbed.replay.host.layout import CHUNK
@@ -95,60 +94,64 @@ class ReplayShards:
         simulation: Simulation,
         machines: Sequence[Machine],
         sizes: Sizes,
-        acting: ActingCosts,
-        costs: ShardCosts,
+        costs: tuple[ReplayCosts, ReplayCosts],
         parts: Traffic,
         learners: int,
     ) -> None:
-        """`machines` are those of the shards; all `learners` draw from them."""
+        """`machines` are those of the shards; all `learners` draw from them.
+
+        `costs` are those of a learner on the same machine as a shard, and of one on another.
+        """
         assert isinstance(sizes.experience, Replay)
         self.simulation, self.sizes, self.parts = simulation, sizes, parts
         self.workers = [Worker(simulation, machine) for machine in machines]
         self.balance = Balance(simulation, sizes.experience, learners)
-        self._acting, self._costs = acting, costs
+        self._costs = costs
 
-    def cost(self, worker: Worker, machine: Machine, size: float) -> tuple[Cost, Cost]:
-        """Returns what so many bytes cost a learner on a machine, and a shard."""
-        near = worker.machine is machine
-        learner, shard = self._costs[:2] if near else self._costs[2:]
-        return Cost(learner.megabyte * size / MB), Cost(shard.megabyte * size / MB)
+    def costs(self, worker: Worker, machine: Machine) -> ReplayCosts:
+        """Returns the costs of a shard for a learner on a machine."""
+        return self._costs[worker.machine is not machine]
 
     def append(self, worker: Worker, thread: Worker, rows: int) -> Process:
         """Carries a group's step to its shard, where it ends a chunk of so many rows, or of none yet."""
-        own, theirs = self.cost(worker, thread.machine, self.parts.row)
-        yield thread.do(own)
+        row = self.costs(worker, thread.machine).row
+        yield thread.do(Cost(row.stream))
         if worker.machine is not thread.machine:
             yield thread.machine.card.send(worker.machine.card, self.parts.row)
-        yield worker.do(_sum(theirs, self._acting.seal.times(rows)))
+        yield worker.do(Cost(row.shard))
         if rows:
             self.balance.added(rows * self.sizes.group_size)
 
     def draw(self, worker: Worker, thread: Worker) -> Process:
         """Brings a learner the part of a batch that one shard has."""
-        shards = len(self.workers)
-        size = self.parts.items / shards
-        own, theirs = self.cost(worker, thread.machine, size)
-        yield worker.do(_sum(theirs, self._acting.draw.times(1 / shards)))
+        row, draw = self.costs(worker, thread.machine)
+        share = 1 / len(self.workers)
+
+        def part(message: float, whole: float) -> Cost:
+            return Cost(message + share * max(0.0, whole - message))
+
+        yield worker.do(part(row.shard, draw.shard))
         if worker.machine is not thread.machine:
-            yield worker.machine.card.send(thread.machine.card, size)
-        yield thread.do(own)
+            yield worker.machine.card.send(thread.machine.card, share * self.parts.items)
+        yield thread.do(part(row.stream, draw.stream))
 
 
 class ShardedReplay:
     """The replay of one learner, in shards; an `acting.Source`."""
 
-    def __init__(self, shards: ReplayShards, machine: Machine, groups: Mapping[Group, int]) -> None:
-        """`machine` is the learner's, and `groups` has its groups with their numbers among those of all."""
+    def __init__(self, shards: ReplayShards, learner: Learner, groups: Mapping[Group, int]) -> None:
+        """`groups` has the learner's groups with their numbers among those of all."""
         self.steps = 0.0
-        self._shards = shards
-        # The threads of the streams.
-        self._thread = Worker(shards.simulation, machine)
+        self._shards, self._learning = shards, learner.learning
+        # Each shard's stream is a thread of the learner's process.
+        self._threads = [
+            Worker(shards.simulation, learner.learning.machine, fellows=learner.fellows)
+            for _ in shards.workers
+        ]
         self._waiting = self._ready = 0
         self._free = AHEAD
         self._changed = Signal(shards.simulation)
-        self._homes = {
-            group: shards.workers[number % len(shards.workers)] for group, number in groups.items()
-        }
+        self._homes = {group: number % len(shards.workers) for group, number in groups.items()}
         shards.simulation.start(self._attend())
 
     def arrive(self, group: Group) -> bool:
@@ -167,7 +170,8 @@ class ShardedReplay:
             self._waiting += 1
             group.row = (group.row + 1) % CHUNK
             rows = 0 if group.row else CHUNK
-            carried = shards.append(self._homes[group], self._thread, rows)
+            home = self._homes[group]
+            carried = shards.append(shards.workers[home], self._threads[home], rows)
             shards.simulation.start(carried, self._appended)
 
     def _appended(self) -> None:
@@ -191,22 +195,22 @@ class ShardedReplay:
 
     def _fetch(self) -> Process:
         shards = self._shards
-        yield shards.simulation.all_of(shards.draw(each, self._thread) for each in shards.workers)
+        pairs = zip(shards.workers, self._threads, strict=True)
+        yield shards.simulation.all_of(shards.draw(*each) for each in pairs)
         self._ready += 1
         self._changed.give()
 
     def take(self) -> Process:
-        """Waits for a batch."""
+        """Waits for a batch, and takes it."""
         while not self._ready:
             yield self._changed.wait
         self._ready -= 1
+        shards = self._shards
+        spent = [shards.costs(each, self._learning.machine).draw.caller for each in shards.workers]
+        yield self._learning.do(Cost(sum(spent) / len(spent)))
         return None
 
     def learned(self) -> None:
         """Gives the buffers back."""
         self._free += 1
         self._changed.give()
-
-
-def _sum(first: Cost, second: Cost) -> Cost:
-    return Cost(first.cpu_s + second.cpu_s, 1.0, first.device_s + second.device_s)
