@@ -157,9 +157,13 @@ def test_each_further_thread_slows_the_others_as_much_again():
     simulation = Simulation()
     cores = Cores(simulation, 4.0)
     machine, process, ended = Machine(cores, Card(simulation, 1.0, 0.0)), object(), list[float]()
+
+    def work(worker):
+        yield worker.do(Cost(1.0))
+        ended.append(simulation.now)
+
     for _ in range(3):
-        worker = Worker(simulation, machine, fellows=Fellows(process, 3.0, 1.5))
-        simulation.start(worker.do(Cost(1.0)), lambda: ended.append(simulation.now))
+        simulation.start(work(Worker(simulation, machine, fellows=Fellows(process, 3.0, 1.5))))
     assert simulation.run(lambda: len(ended) == 3, 1000)
     assert ended == pytest.approx([5.0] * 3) and cores.busy_s == pytest.approx(3 * 2.0)
 
