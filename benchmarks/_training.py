@@ -157,6 +157,7 @@ def save_part(path: Path, name: str, part: dict[str, Any]) -> None:
     now = {
         "machine": cpu_name(),
         "cores": usable_cores(),
+        "load_before": found["machine"]["load_before"],
         **{each: found[each] for each in ("date", "commit", "command")},
     }
     path.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")

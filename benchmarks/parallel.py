@@ -181,6 +181,8 @@ def main() -> None:
     args = parser.parse_args()
     saved = json.loads(args.out.read_text()) if args.out.exists() else {}
     part = "devices" if args.devices else "rows"
+    for old in ("machine", "cores"):  # of files that were made before there were stamps
+        saved.pop(old, None)
     saved |= {"stamps": saved.get("stamps", {}) | {part: stamp()}}
     if args.devices:
         saved["devices"] = devices(args.repeats, args.steps)

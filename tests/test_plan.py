@@ -543,7 +543,7 @@ def test_parts_of_gorila_are_measured(tmp_path, monkeypatch):
     """A replay shard costs its process, the streams' thread and whoever adds and takes; over TLS more."""
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
     config = settle(Request("cartpole/gorila"), lambda found: found).config
-    found = calibrated(config, True, False, lambda text: None, seconds=0.2)
+    found = calibrated(config, True, False, lambda text: None, seconds=1.0)
     assert found.replay is not None and found.far_replay is not None and found.shards is not None
     assert all(spent > 0 for trip in found.replay for spent in trip)
     assert sum(found.far_replay.draw) > sum(found.replay.draw)

@@ -13,6 +13,7 @@ from counting_agent import CountingAgent, CountingReplayAgent
 from seedbed.agents.apg import Apg
 from seedbed.agents.awr import Awr
 from seedbed.agents.dqn import Dqn
+from seedbed.agents.es import Es
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
@@ -21,6 +22,7 @@ from seedbed.agents.vmpo import Vmpo
 from seedbed.envs.device import changes
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.spaces import ACTION_MASK
+from seedbed.testing.agent_check import AgentCheck
 from seedbed.testing.checks import check_agent, check_task
 from seedbed.testing.probes import Noise
 from seedbed.testing.trainers import ReplayTrainer
@@ -187,18 +189,39 @@ class NoFirstPriority(CountingReplayAgent):
 
 
 class WarmsUp(CountingAgent):
-    """Its first step is of size 0, and it acts by the last reward: both are right."""
+    """Its first two steps are of size 0, as those of an optimizer whose own count begins then."""
 
-    def act(self, params, actor_state, timestep, keys, evaluate):
-        action, extras, state = super().act(params, actor_state, timestep, keys, evaluate)
-        by = (timestep.reward > 0).astype(jnp.int32)
-        return (action + by) % self.actions, extras, state
+    def init(self, key):
+        state = super().init(key)
+        return state._replace(optimizer_state=(state.optimizer_state, jnp.int32(0)))
 
     def apply(self, state, grads, output):
-        after = super().apply(state, grads, output)
-        rate = jnp.minimum(1.0, (state.updates - 7) / 2)
-        params = jax.tree.map(lambda old, new: old + rate * (new - old), state.params, after.params)
-        return after._replace(params=params)
+        own, made = state.optimizer_state
+        after = super().apply(state._replace(optimizer_state=own), grads, output)
+        params = jax.tree.map(
+            lambda old, new: jnp.where(made < 2, old, new), state.params, after.params
+        )
+        return after._replace(params=params, optimizer_state=(after.optimizer_state, made + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class ByReward(Ppo):
+    """Its networks see the last reward, without a memory."""
+
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        return super().act(params, actor_state, shown(timestep), keys, evaluate)
+
+    def gradients(self, state, minibatch, key):
+        return super().gradients(state, minibatch, key)
+
+    def prepare(self, state, trajectory, key):
+        seen = trajectory._replace(timesteps=shown(trajectory.timesteps))
+        return super().prepare(state, seen, key)
+
+
+def shown(timestep):
+    seen = timestep.observation.at[..., 0].add(timestep.reward)
+    return timestep._replace(observation=seen)
 
 
 class Crossing(CountingReplayAgent):
@@ -235,6 +258,27 @@ def noise(num_envs, seed):
 
 def test_steps_that_begin_small_are_right():
     check_agent(WarmsUp(actions=7), CHOICE)
+
+
+@pytest.mark.slow
+def test_networks_may_see_the_last_reward():
+    check_agent(ByReward(**SMALL), CHOICE)
+
+
+def test_agents_of_whole_episodes_are_refused():
+    with pytest.raises(SeedbedError, match="Es learns from returns of whole episodes"):
+        check_agent(Es(), CHOICE)
+
+
+def test_other_actions_keep_to_the_bounds():
+    bounds = (-1.0, 0.0, -np.inf, -np.inf, -3.4e38), (2.0, np.inf, 5.0, np.inf, 3.4e38)
+    low, high = bounds
+    check = AgentCheck(
+        bind(Ppo(**SMALL), EnvSpec(ArraySpec((2,), "float32"), Box((5,), low, high))), 0
+    )
+    for action in (np.zeros((1, 1, 5)), np.ones((1, 1, 5)), np.full((1, 1, 5), 0.5)):
+        other = check._other_actions(action)
+        assert (other != action).all() and (other >= low).all() and (other <= high).all()
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,11 @@ def test_several_updates_of_a_batch_are_refused_with_parameter_servers():
     with pytest.raises(SeedbedError, match="Vmpo makes 2 x 1 updates of a batch"):
         ParamServerConfig().fitted(Vmpo())
     ParamServerConfig().fitted(Vmpo(epochs=1))
+    with pytest.raises(
+        SeedbedError, match="Vmpo makes 1 update of a batch, and in the fused runti"
+    ):
+        FusedConfig().fitted(Vmpo(epochs=1))
+    FusedConfig().fitted(Vmpo())
 
 
 def test_acting_waits_for_several_updates_of_a_batch():

@@ -80,7 +80,10 @@ class Ppo(ActorCriticAgent):
     target_kl: float = 0.01
     """KL divergence from the acting policy, in nats, that the adaptive schedule aims at."""
     max_kl: float = 0.0
-    """Minibatches whose KL divergence from the acting policy is above this are skipped; 0 is no limit."""
+    """Minibatches whose KL divergence from the acting policy is above this are skipped; 0 is no limit.
+
+    With an adaptive schedule each skipped one lowers the step size, too.
+    """
     max_gradient_norm: float = 0.5
     """Largest norm of the gradient, of each network's if there are two; a longer one is scaled down to it."""
 

@@ -8,7 +8,7 @@ old, and the policy that acted takes the place of the paper's target network: th
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,8 @@ class Batch(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Vmpo(ActorCriticAgent):
     """An agent that learns by V-MPO; its fields are the hyperparameters, its methods are pure functions."""
+
+    bounds_divergence: ClassVar[bool] = True
 
     entropy_cost: float = 0.0
     epochs: int = 2

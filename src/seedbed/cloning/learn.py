@@ -22,6 +22,8 @@ _MEMORY_STEPS = 64
 """Steps of a sequence for an agent with a memory, which begins empty at its start."""
 _HELD_OUT = 0.1
 """Share of the recorded steps, at the end, that are not learned from."""
+_FEW = 100.0
+"""Rows for which moments count of which some are not recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,8 @@ def _sequences(begin: int, end: int, length: int) -> tuple[np.ndarray, int]:
 def _seen(agent: Any, params: Tree, sequences: _Sequences) -> Tree:
     """Returns parameters whose statistics of observations are those of the recorded steps.
 
-    What only critics see is not recorded; its moments stay as they began.
+    What only critics see is not recorded; its moments stay as they began. All moments have one weight: it is
+    small then, so that the first steps of training replace those.
     """
     seen = getattr(params, "seen", ())
     if not isinstance(seen, RunningStatistics):
@@ -208,7 +211,10 @@ def _seen(agent: Any, params: Tree, sequences: _Sequences) -> Tree:
     found = statistics.absorb(known, statistics.deviations(centred, shown))
     if isinstance(shown, dict):
         mean, variance = {**seen.mean, **found.mean}, {**seen.variance, **found.variance}
-        found = RunningStatistics(found.weight, mean, variance)
+        weight = found.weight
+        if mean.keys() > shown.keys():
+            weight = jnp.minimum(weight, _FEW)
+        found = RunningStatistics(weight, mean, variance)
     return params._replace(seen=found)
 
 

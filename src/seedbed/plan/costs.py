@@ -91,7 +91,7 @@ class ShardCosts(NamedTuple):
 class ReplayTrip(NamedTuple):
     """CPU seconds of what goes to a replay shard, or comes from there."""
 
-    caller: float  # of the thread that adds or takes
+    caller: float  # of the thread that takes; of one that adds, `CallCost.keep` has it
     stream: float  # of the thread of the stream, in the same process
     shard: float
 

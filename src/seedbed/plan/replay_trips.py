@@ -31,7 +31,8 @@ from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import Agent, EnvSpec, SeedbedError, Timestep, Tree, learns_from_replay
 
-_FILL_S, _LOOKS_S = 20.0, 1e-4
+_ANSWERS_S = 120.0  # until a shard's process has begun, and answers
+_LOOKS_S = 1e-4
 _MUCH = 1 << 60
 
 
@@ -40,17 +41,17 @@ class _Trips:
 
     def __init__(self, replay: ShardedReplay, keeper: Keeper, output: ActOutput) -> None:
         self._replay, self._keeper, self._output = replay, keeper, output
-        self._own, self._shard = [psutil.Process()], [psutil.Process(keeper.pid)]
 
     def measure(self, call: Callable[[int], None], seconds: float) -> ReplayTrip:
         """Returns the CPU seconds of a call in this thread, in the streams' threads, and in the shard."""
-        begun = time.perf_counter()
-        thread_s, own_s, shard_s, count = time.thread_time(), cpu(self._own), cpu(self._shard), 0
+        begun, count = time.perf_counter(), 0
+        own, shard = [psutil.Process()], [psutil.Process(self._keeper.pid)]
+        thread_s, own_s, shard_s = time.thread_time(), cpu(own), cpu(shard)
         while time.perf_counter() < begun + seconds:
             call(count)
             count += 1
         thread_s = time.thread_time() - thread_s
-        own_s, shard_s = cpu(self._own) - own_s, cpu(self._shard) - shard_s
+        own_s, shard_s = cpu(own) - own_s, cpu(shard) - shard_s
         return ReplayTrip(thread_s / count, max(0.0, own_s - thread_s) / count, shard_s / count)
 
     def add(self, timestep: Timestep) -> None:
@@ -70,7 +71,7 @@ class _Trips:
             self._replay.check()
             if self._keeper.failure is not None:
                 raise self._keeper.failure
-            if time.perf_counter() > begun + _FILL_S:
+            if time.perf_counter() > begun + _ANSWERS_S:
                 raise SeedbedError(f"a replay shard that is measured {what}: try again")
             time.sleep(_LOOKS_S)
 
@@ -81,7 +82,10 @@ def _serving(
 ) -> Iterator[_Trips]:
     """Starts a shard in a folder of its own, and ends it; with `tls`, bytes go over loopback."""
     config = ParamServerConfig(
-        envs_per_actor=GROUPS * size, steps=_MUCH, listen="127.0.0.1" if tls else ""
+        envs_per_actor=GROUPS * size,
+        steps=_MUCH,
+        replay_shards=1,
+        listen="127.0.0.1" if tls else "",
     )
     job = Job(env, agent, spec, config, check_agent(agent))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:

@@ -96,8 +96,9 @@ def _player(what: str, given: argparse.Namespace, warn: Callable[[str], None]) -
     newest = given.newest or given.watch
     player = player_of(what, newest=newest, trust=given.trust_run, warn=warn)
     # The best member of a population may be another one later: the page says whose policy it plays.
-    name = printable(run_path(what).name)
-    return dataclasses.replace(player, title=name) if given.watch else player
+    if not given.watch:
+        return player
+    return dataclasses.replace(player, title=printable(run_path(what).name))
 
 
 def player_of(

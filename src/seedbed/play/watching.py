@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seedbed import strict_json
+from seedbed.exit_status import TemporaryError
 from seedbed.play.page import Player, describe, packed, page_of
 from seedbed.play.programs import with_params
 from seedbed.policy import restore
@@ -74,10 +75,15 @@ def watch(
             try:
                 run = run_path(where)  # of a bucket, with what is new there
                 if (newest := _newest(run)) != seen:
-                    put(run)
-                seen, told = newest, ""
+                    seen, before = newest, seen
+                    try:
+                        put(run)
+                    except (TemporaryError, OSError):
+                        seen = before  # it may be read later
+                        raise
+                told = ""
             except (SeedbedError, OSError) as error:
-                # A checkpoint that was removed while it was read, or a disk or bucket that does not answer.
+                # A checkpoint was removed while it was read, or a disk or bucket does not answer.
                 if str(error) != told:
                     warn(str(error))
                 told = str(error)

@@ -236,6 +236,7 @@ class FusedConfig(RuntimeConfig):
     def fitted(self, agent: Agent) -> Self:
         """Returns itself; raises SeedbedError if sizes do not fit, or are of no use to the agent."""
         sizes.require_sizes(agent)
+        sizes.require_divergence(agent)
         sizes.require_of_use(agent, FusedConfig, envs=self.envs, unroll=self.unroll)
         return self
 

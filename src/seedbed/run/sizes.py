@@ -97,6 +97,16 @@ def require_of_use(agent: Agent, options: type, **sizes: int) -> None:
             )
 
 
+def require_divergence(agent: Agent) -> None:
+    """Raises SeedbedError if an agent that bounds its divergence always learns as the policy that acted."""
+    if getattr(agent, "bounds_divergence", False) and agent.epochs * agent.minibatches == 1:
+        raise SeedbedError(
+            f"{type(agent).__name__} makes 1 update of a batch, and in the fused runtime the policy that "
+            "learns is then the one that acted: its divergence is always 0, and nothing bounds it; give 2 "
+            "epochs or minibatches"
+        )
+
+
 def require_seeds(seed: int, seeds: int) -> None:
     """Raises SeedbedError if a population cannot have so many seeds, or if its programs cannot hold them."""
     if not 1 <= seeds <= MOST_SEEDS:

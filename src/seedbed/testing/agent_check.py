@@ -32,6 +32,8 @@ from seedbed.types import (
 )
 
 DOCS = "docs/write-an-agent.md"
+LARGEST = 1e9
+"""The largest bound of actions: a larger one stands for none."""
 _DRAWS = 16  # batches of which one is to have a reset
 _UPDATES = 4  # after which a parameter has changed, also where the rate begins at 0
 
@@ -175,12 +177,14 @@ class AgentCheck:
                 yield collected.draw()[1]
 
         # Of a small batch, one with resets shows what a batch without any hides.
-        every, size = list(drawn()), 0
-        for trajectory in every:
+        first: Trajectory | None = None
+        for trajectory in drawn():
             size = trajectory.timesteps.first.shape[1] // agent.minibatches
             if trajectory.timesteps.first[1:, :size].any():
                 return trajectory
-        return every[0]
+            first = first or trajectory
+        assert first is not None
+        return first
 
     def _gradient(self, state: LearnerState, trajectory: Trajectory) -> tuple[Tree, Output]:
         agent, key = self._agent, self._key
@@ -227,12 +231,12 @@ class AgentCheck:
         """Returns actions `[T, B, ...]` of which none is the given one, and all are allowed by the bounds."""
         space = self._spec.action
         if isinstance(space, Box):
-            low, high = (
-                np.reshape(np.array(bound, np.float32), space.shape)
-                for bound in (space.low, space.high)
-            )
-            middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, 0)
-            half = np.where(np.isfinite(low) & np.isfinite(high), (high - low) / 2, 1)
+            low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
+            # Of one bound, beside it; without any, about 0.
+            far = [np.abs(bound) > LARGEST for bound in (low, high)]
+            low = np.where(far[0], np.where(far[1], -1.0, high - 2.0), low)
+            high = np.where(far[1], low + 2.0, high)
+            middle, half = (low + high) / 2, (high - low) / 2
             return np.where(action > middle, middle - half / 2, middle + half / 2).astype(
                 np.float32
             )

@@ -16,7 +16,7 @@ from seedbed.envs.choices import random_choices
 from seedbed.envs.device.wrappers import auto_reset, innermost, limited
 from seedbed.ops.tracing import naming
 from seedbed.run import checking
-from seedbed.testing.agent_check import AgentCheck
+from seedbed.testing.agent_check import LARGEST, AgentCheck
 from seedbed.testing.comparing import numbers, pairs
 from seedbed.types import (
     Agent,
@@ -28,11 +28,11 @@ from seedbed.types import (
     Timestep,
     Tree,
     bind,
+    plays_episodes,
 )
 
 _TASKS = "docs/write-a-task.md"
 _ENVS = 16  # that a task is stepped in
-_LARGEST = 1e9  # of a bound of actions; a larger one stands for none
 
 
 def check_agent(agent: Agent, spec: EnvSpec | None = None, seed: int = 0) -> None:
@@ -51,6 +51,11 @@ def check_agent(agent: Agent, spec: EnvSpec | None = None, seed: int = 0) -> Non
     if spec is None and agent.spec is None:
         raise SeedbedError(f"{type(agent).__name__}.spec is None; give check_agent a spec")
     agent = bind(agent, spec or agent.spec)  # type: ignore[arg-type]
+    if plays_episodes(agent):
+        raise SeedbedError(
+            f"{type(agent).__name__} learns from returns of whole episodes, and has no gradient of a batch: "
+            "check_agent knows agents that learn from transitions"
+        )
     checking.check_agent(agent)
     AgentCheck(agent, seed).run()
 
@@ -131,8 +136,8 @@ def _random_actions(spec: EnvSpec, rng: np.random.Generator, observation: Tree) 
     action = spec.action
     if isinstance(action, Box):
         low, high = (np.array(bound, np.float64) for bound in (action.low, action.high))
-        low = np.where(low > -_LARGEST, low, np.where(high < _LARGEST, high, 2) - 4)
-        high = np.where(high < _LARGEST, high, low + 4)
+        low = np.where(low > -LARGEST, low, np.where(high < LARGEST, high, 2) - 4)
+        high = np.where(high < LARGEST, high, low + 4)
         middle, half = (low + high) / 2, (high - low) / 2
         drawn = middle + 1.5 * half * rng.uniform(-1, 1, (_ENVS, len(low)))
         return drawn.reshape(_ENVS, *action.shape).astype(np.float32)

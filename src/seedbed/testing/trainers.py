@@ -130,6 +130,8 @@ class ReplayTrainer(_Training[AgentT]):
         experience = self.agent.experience
         assert isinstance(experience, Replay), "Trainer trains agents that learn on-policy"
         self._experience, self._steps = experience, steps
+        # Whether items go on through resets, as in the fused runtime; in others they are cut there.
+        self.crosses = experience.cross_episodes
         self.items: deque[Item] = deque(maxlen=experience.capacity)
         self._episodes: list[list[Row]] = [[] for _ in range(num_envs)]
         self._priorities: deque[float] = deque(maxlen=experience.capacity)
@@ -169,14 +171,14 @@ class ReplayTrainer(_Training[AgentT]):
     def _append(self, episode: list[Row], row: Row) -> None:
         """Adds a row to its episode, and the items that it completes to the rest."""
         experience = self._experience
-        crosses, sequence = experience.cross_episodes, experience.sequence
-        if row.timestep.first and not crosses:
+        sequence = experience.sequence
+        if row.timestep.first and not self.crosses:
             episode.clear()
         if len(episode) > experience.burn_in + sequence + 2 * experience.period:
             del episode[: experience.period]  # no item to come has these rows
         episode.append(row)
         last = len(episode) - 1
-        ended = (row.timestep.terminated or row.timestep.truncated) and not crosses
+        ended = (row.timestep.terminated or row.timestep.truncated) and not self.crosses
         for start in range(0, last, self._experience.period):
             if start + sequence == last or (ended and start + sequence > last):
                 self._insert(_cut(episode, start, self._experience))
@@ -187,7 +189,8 @@ class ReplayTrainer(_Training[AgentT]):
         timesteps = rows.timestep._replace(observation=())
         self.items.append(item)
         given = initial_priorities(self.agent, timesteps, rows.extras)
-        require_priorities(f"{type(self.agent).__name__}.initial_priorities", given)
+        if self._experience.priority_exponent:
+            require_priorities(f"{type(self.agent).__name__}.initial_priorities", given)
         self._priorities.append(float(given[0]))
         self.inserted += 1
 

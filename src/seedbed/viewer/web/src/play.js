@@ -299,7 +299,10 @@ export async function start({ players, watched }) {
   } catch (error) {
     return complain(`This browser cannot run the robot (${error.message}).`);
   }
-  window.addEventListener("error", ({ message }) => complain(`The page has failed (${message}).`));
+  window.addEventListener("error", ({ message }) => {
+    // Browsers tell this of a layout that takes more than a picture.
+    if (!message.startsWith("ResizeObserver")) complain(`The page has failed (${message}).`);
+  });
   const { blind } = lead();
   if (blind) complain(`This browser cannot draw in three dimensions (${blind}). The charts still work.`);
   for (const speed of SPEEDS) element("speed").append(new Option(`${speed}\u00d7`, String(speed)));
