@@ -341,6 +341,33 @@ def test_a_browser_follows_a_run_that_trains(run, tmp_path):
             browser.close()
 
 
+def test_a_run_in_a_bucket_is_followed(trained, tmp_path, monkeypatch):
+    """Newer policies are fetched; a bucket that does not answer for a while is told of once."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    config = TrainConfig(Puck(), Ppo(hidden_sizes=(24, 16)), FusedConfig(), "puck/ppo")
+    there = write_run(tmp_path / "there" / "puck", config, {640: 1.0})
+    gone, told, turns = there.with_name("gone"), list[str](), itertools.count()
+
+    def wait(seconds):
+        turn = next(turns)
+        if turn == 0:
+            there.rename(gone)
+        elif turn == 2:
+            gone.rename(there)
+            add_checkpoint(there, 1280, trained.params)
+        elif turn == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching.time, "sleep", wait)
+    where = f"file://{there}"
+    player = command.player_of(where, newest=True, trust=True)
+    watching.watch(player, where, 0, True, told.append, told.append)
+    policies = [text for text in told if text.startswith("the policy after")]
+    assert policies == ["the policy after 640 steps", "the policy after 1,280 steps"]
+    others = [text for text in told if text not in policies and "follows" not in text]
+    assert len(others) == 1, others
+
+
 def add_checkpoint(run, step, params):
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {
