@@ -110,13 +110,7 @@ def theirs(env: MujocoTask, states: TaskState) -> tuple[Any, int]:
     def call() -> None:
         peer.rollout.rollout(peer.model, peer.data, starts, held)
 
-    times = {}
-    for name, number in peers.SOLVERS.items():
-        model.opt.solver = number
-        begun = time.perf_counter()
-        call()
-        times[name] = time.perf_counter() - begun
-    model.opt.solver = peers.SOLVERS[min(times, key=lambda name: times[name])]
+    peer.fastest(call)
     return call, THEIRS * STEPS
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,15 @@ class MujocoRollout:
         )
         return state[:, -1].copy()
 
-    def fastest(self, states: np.ndarray, ctrl: np.ndarray) -> str:
-        """Chooses the solver by the best of several turns: a disturbed one would choose a slow solver."""
-        self.run(states, ctrl)  # its threads have begun
+    def fastest(self, call: Callable[[], Any]) -> str:
+        """Chooses the solver by the best of several calls: a disturbed one would choose a slow solver."""
+        call()  # its threads have begun
         times = dict.fromkeys(SOLVERS, math.inf)
         for _ in range(TRIES):
             for name, number in SOLVERS.items():
                 self.model.opt.solver = number
                 begin = time.perf_counter()
-                self.run(states, ctrl)
+                call()
                 times[name] = min(times[name], time.perf_counter() - begin)
         best = min(times, key=lambda name: times[name])
         self.model.opt.solver = SOLVERS[best]
@@ -185,7 +186,8 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
     ctrl = controls(SETTLE // HOLD)
     model.opt.solver = SOLVERS["Newton"]
     states = peer.run(states, ctrl)
-    solver = peer.fastest(states[few], controls(20)[few])
+    tried = controls(20)[few]
+    solver = peer.fastest(lambda: peer.run(states[few], tried))
     run = ours(from_mujoco(model))
     mine, diverged = state_of(model, states), 0
     rates: dict[str, list[float]] = {"ours": [], "mujoco": []}
