@@ -341,6 +341,7 @@ def test_a_browser_follows_a_run_that_trains(run, tmp_path):
             browser.close()
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_followed(trained, tmp_path, monkeypatch):
     """Newer policies are fetched; a bucket that does not answer for a while is told of once."""
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
