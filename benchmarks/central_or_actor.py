@@ -20,7 +20,6 @@ a part of actions' latencies, in the actors it comes after them, and "blocked" t
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import statistics
 import tempfile
@@ -201,7 +200,6 @@ def main() -> None:
         tell_overtaking(way, each)
     if not args.quick:
         result = {
-            "date": datetime.date.today().isoformat(),
             "cpu": cpu_name(),
             "cores": usable_cores(),
             "load_before": load,

@@ -10,7 +10,6 @@ everything is on one machine, the flood, too. For two cores, run it with `taskse
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
@@ -89,7 +88,6 @@ def main() -> None:
     )
     if not args.quick:
         result = {
-            "date": datetime.date.today().isoformat(),
             "cpu": cpu_name(),
             "cores": usable_cores(),
             "floods": rows,

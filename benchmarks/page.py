@@ -8,9 +8,7 @@ C code steps the physics alone, of the same model, natively on one thread. Needs
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import os
 import statistics
 import sys
 import tempfile
@@ -20,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-import learning
 from _stamp import write_result
-from seedbed.machine import cpu_name
 from seedbed.play.command import player_of
 from seedbed.play.page import Player, write_page
 
@@ -117,13 +113,7 @@ def main() -> None:
                 f"{row['task']} {size}: {window['pictures_per_s']:.0f} pictures/s, "
                 f"{window['times_real_time']:.0f}x real time, {ratio:.2f} of MuJoCo's C code"
             )
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "commit": learning.head(),
-        "machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))},
-        "rows": rows,
-    }
-    write_result(RESULT, result)
+    write_result(RESULT, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import statistics
 import time
 from collections.abc import Iterator
@@ -88,7 +87,6 @@ def main() -> int:
     result = {
         "machine": cpu_name(),
         "cores": usable_cores(),
-        "date": datetime.date.today().isoformat(),
         "parameters": parameters,
         "shards": SHARDS,
         "bytes": size,

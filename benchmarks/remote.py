@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import signal
 import statistics
 import subprocess
@@ -101,7 +100,6 @@ def main() -> None:
     )
     if not args.quick:
         result = {
-            "date": datetime.date.today().isoformat(),
             "cpu": cpu_name(),
             "cores": usable_cores(),
             "ratios": ratios,

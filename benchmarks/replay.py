@@ -11,9 +11,7 @@ under random actions, then random bytes. Make the peers' environments with bench
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,13 +23,11 @@ import numpy as np
 import psutil
 from scipy import stats
 
-import learning
 from _stamp import write_result
 from _training import CommandError, output
 from fused import met, spread
 from peers import replay_common as common
 from seedbed.envs.host.atari import SIZE, AtariEnv
-from seedbed.machine import cpu_name
 from seedbed.replay.host import replay
 from seedbed.replay.host.layout import Layout
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Replay, SeedbedError, Timestep
@@ -276,17 +272,7 @@ def main() -> None:
         if not (PEERS / side / "bin" / "python").exists():
             parser.error(f"no {PEERS / side}: make it with {HERE}/peers/replay_setup.sh")
     effort = QUICK if args.quick else FULL
-    result: dict[str, Any] = {
-        "command": "python benchmarks/replay.py",
-        "date": datetime.date.today().isoformat(),
-        "commit": learning.head(),
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-        },
-        "load_average": os.getloadavg(),
-    }
+    result: dict[str, Any] = {}
     try:
         with tempfile.TemporaryDirectory(prefix="seedbed-replay-") as folder:
             result["speed"] = {k: speed(k, effort, Path(folder)) for k in ("pong", "random")}

@@ -8,9 +8,7 @@ change by a given root mean square, and the change of the return is compared wit
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-import learning
 from _stamp import write_result
 from seedbed.agents.apg import Apg
 from seedbed.envs.host.registry import resolve
 from seedbed.fused.program import Program
 from seedbed.fused.rollout import moves, unroll
-from seedbed.machine import cpu_name
 from seedbed.nets.policy import join_networks, separate_networks
 from seedbed.run.options import FusedConfig
 from seedbed.types import Trajectory
@@ -133,14 +129,7 @@ def main() -> None:
                 f"correlation {row['correlation']:.2f}, {row['share']:.2f} of what the derivative says",
                 flush=True,
             )
-        machine = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))}
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "commit": learning.head(),
-            "machine": machine,
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_result(args.out, {**about, "envs": args.envs, "rows": rows})
+        write_result(args.out, {"envs": args.envs, "rows": rows})
 
 
 if __name__ == "__main__":

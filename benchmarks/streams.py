@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import statistics
 import subprocess
@@ -312,7 +311,6 @@ def main() -> None:
     medians, ratios = conclude(rows, small, starts)
     if not args.quick:
         result = {
-            "date": datetime.date.today().isoformat(),
             "cpu": cpu_name(),
             "cores": usable_cores(),
             "medians_steps_per_s": medians,

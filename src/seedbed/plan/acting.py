@@ -174,9 +174,8 @@ class Learner:
         self.simulation, self.sizes, self.costs, self.rng = simulation, sizes, costs, rng
         lost = costs.company
         self.acts_on, learns_on = devices or (None, None)
-        self.fellows = Fellows(
-            self, lost.acting, lost.waste
-        )  # as threads beside the learner's see them
+        # As the threads beside the learner's see them.
+        self.fellows = Fellows(self, lost.acting, lost.waste)
         self.acting = Worker(simulation, machine, fellows=self.fellows)
         self.learning = Worker(
             simulation, machine, device=learns_on, fellows=Fellows(self, lost.learning, lost.waste)
