@@ -105,8 +105,6 @@ def test_the_options_that_let_other_ranks_join():
     assert cluster.options_for("central", ["--listen", "1.2.3.4:5"], 3) == []
     found = cluster.options_for("paramserver", ["--learners", "4"], 3)
     assert found == ["--listen", "0.0.0.0", "--hosts", "2"]
-    with pytest.raises(SeedbedError, match="3 processes, but the fused runtime has one"):
-        cluster.options_for("fused", [], 3)
 
 
 def test_the_folder_of_a_job():
@@ -253,7 +251,7 @@ def test_what_a_module_prints_is_no_part_of_a_configuration(tmp_path, monkeypatc
     (tmp_path / "argparse.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["seedbed", "train", "noisy:make", "--agent", "impala"])
-    settled = cluster._settled(tmp_path / "run")
+    settled = cluster.settled(tmp_path / "run")
     assert settled["env"]["factory"] == "noisy:make"
 
     def killed(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
@@ -262,7 +260,7 @@ def test_what_a_module_prints_is_no_part_of_a_configuration(tmp_path, monkeypatc
 
     monkeypatch.setattr(cluster, "start_module", killed)
     with pytest.raises(SystemExit) as ended:
-        cluster._settled(tmp_path / "run")
+        cluster.settled(tmp_path / "run")
     assert ended.value.code == ExitStatus.TRY_AGAIN
 
 

@@ -22,7 +22,7 @@ from seedbed import cli
 from seedbed.central.sharing import FollowingSource, LeadingSource
 from seedbed.config import flags, resolve, settle
 from seedbed.exit_status import ExitStatus
-from seedbed.launch import members, together
+from seedbed.launch import as_one, members
 from seedbed.run.group import Group
 from seedbed.run.member import Member
 from seedbed.run.options import CentralConfig, ParamServerConfig
@@ -174,26 +174,26 @@ def test_an_agent_that_acts_stops_and_learns_has_learners_too(tmp_path):
 
 def test_a_job_has_as_many_processes_as_learners():
     config = {"central": {"learners": 3}}
-    assert together.learn_as_one(config, RANK, "")
-    assert not together.learn_as_one(config, RANK, "1")
+    assert as_one.learn_as_one(config, RANK, "")
+    assert not as_one.learn_as_one(config, RANK, "1")
     with pytest.raises(SeedbedError, match="learners is 2, but the job has 3 processes: give --le"):
-        together.learn_as_one(config, RANK, "2")
+        as_one.learn_as_one(config, RANK, "2")
     for asked in ("", "3", "4"):
-        assert not together.learn_as_one({"paramserver": {"learners": 2}}, RANK, asked)
-    assert together.learn_as_one({"fused": {}}, RANK, "")
+        assert not as_one.learn_as_one({"paramserver": {"learners": 2}}, RANK, asked)
+    assert as_one.learn_as_one({"fused": {}}, RANK, "")
 
 
 def test_a_batch_is_divided_among_learners_as_their_groups_allow():
     central = {"actors": 2, "envs_per_actor": 8, "learner_devices": [0]}
     unrolls = {"agent": {"batch": 48, "unroll": 8}, "central": central}
     # 48 are three unrolls of each of 16 environments: 24 of two processes would not be any.
-    assert [together.parts_of(unrolls).most(there) for there in (3, 2)] == [3, 1]
+    assert [as_one.parts_of(unrolls).most(there) for there in (3, 2)] == [3, 1]
     unrolls["agent"]["batch"] = 24
-    assert together.parts_of(unrolls).most(4) == 3
+    assert as_one.parts_of(unrolls).most(4) == 3
     # A run that had hosts for its actors has none of its own.
-    assert together.parts_of({**unrolls, "central": central | {"actors": 0}}).most(3) == 3
+    assert as_one.parts_of({**unrolls, "central": central | {"actors": 0}}).most(3) == 3
     replay = {"agent": {"batch": 32}, "central": central}
-    assert [together.parts_of(replay).most(there) for there in (3, 2)] == [2, 2]
+    assert [as_one.parts_of(replay).most(there) for there in (3, 2)] == [2, 2]
 
 
 def test_one_process_refuses_to_be_several(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed import cli
-from seedbed.launch import ray_cluster
+from seedbed.launch import cluster, ray_cluster
 from seedbed.launch.ray_cluster import RayHosts, bundles_of
 from seedbed.types import SeedbedError
 from waiting import wait_for
@@ -77,9 +78,56 @@ def test_a_run_that_ray_refuses_leaves_no_folder(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(ray_cluster, "_MODULE", "helper_of_ray")
     monkeypatch.setattr(ray_cluster, "require_packages", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "cartpole/impala", "--cluster", "ray:9"]) == 1
+    words = ["train", "cartpole/impala", "--cluster", "ray:9"]
+    monkeypatch.setattr(sys, "argv", ["seedbed", *words])
+    assert cli.main(words) == 1
     assert "Ray: no node" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("", "this job has no name: add --run DIR, a folder that all its machines see"),
+        ("--run RUN", "gradients travel between them unencrypted: name the interface"),
+        ("--run RUN --trusted-interface lo", "Ray: no node"),
+        (
+            "--run RUN --trusted-interface lo --cluster=ray:2",
+            "learners is 2, but the job has 3 processes: give --learners 3",
+        ),
+    ],
+)
+def test_what_is_to_learn_as_one_is_refused_before_it_starts_and_leaves_nothing(
+    more, text, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(ray_cluster, "_MODULE", "helper_of_ray")
+    monkeypatch.setattr(ray_cluster, "require_packages", lambda *_: None)
+    monkeypatch.setattr(cluster, "settled", lambda run: {"central": {"learners": 1}})
+    cluster_of = [] if "--cluster" in more else ["--cluster", "ray:9"]
+    more = more.replace("RUN", str(tmp_path / "run")).split()
+    assert cli.main(["train", "cartpole/impala", "--learners", "2", *cluster_of, *more]) == 1
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_rank_gets_the_command_with_its_folder_and_not_ray(tmp_path):
+    words = ["train", "ant", "--cluster=ray:3", "--steps", "5", "--run", "runs/ant", "--seed=3"]
+    found = ray_cluster._words_of_ranks(words, tmp_path)
+    assert found == (
+        *("train", "ant", "--cluster=ranks", "--steps", "5"),
+        *("--run", str(tmp_path), "--seed=3"),
+    )
+    swapped = ray_cluster._words_of_ranks(["train", "--run=x", "ant", "--cluster", "ray"], tmp_path)
+    assert swapped == ("train", f"--run={tmp_path}", "ant", "--cluster", "ranks")
+
+
+def test_a_folder_that_was_there_keeps_what_it_had(tmp_path):
+    (tmp_path / "run" / "listen").mkdir(parents=True)
+    kept = tmp_path / "run" / "listen" / "job.json"
+    kept.write_text("{}")
+    with ray_cluster._marked(tmp_path / "run") as (mark, content):
+        assert (tmp_path / "run" / "listen" / mark).read_text() == content
+    assert list((tmp_path / "run").rglob("*.*")) == [kept]
 
 
 def test_the_process_with_ray_is_told_the_end_and_what_it_says_is_passed_on(

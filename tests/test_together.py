@@ -21,7 +21,7 @@ import pytest
 from fused_runs import same, saved
 from seedbed import cli
 from seedbed.exit_status import ExitStatus, PeerLost, TemporaryError, status_of
-from seedbed.launch import together
+from seedbed.launch import as_one, together
 from seedbed.launch.ranks import Rank
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.member import VARIABLE, Member
@@ -230,17 +230,17 @@ RANK = Rank(1, 3, 3, 0.0, "", "")
 
 
 def test_gradients_stay_on_this_machine_unless_an_interface_is_trusted(capsys):
-    name, address = together.interface_of(RANK, None)
+    name, address = as_one.interface_of(RANK, None)
     assert address == "127.0.0.1"
-    assert together.interface_of(RANK._replace(beside=1), name) == (name, address)
+    assert as_one.interface_of(RANK._replace(beside=1), name) == (name, address)
     with pytest.raises(
         SeedbedError, match="unencrypted: name the interface of a network that you trust"
     ):
-        together.interface_of(RANK._replace(beside=1), None)
+        as_one.interface_of(RANK._replace(beside=1), None)
     with pytest.raises(
         SeedbedError, match="--trusted-interface eth9: this machine has no such interface"
     ):
-        together.interface_of(RANK, "eth9")
+        as_one.interface_of(RANK, "eth9")
     assert cli.main(["train", "ant", "--trusted-interface", "lo"]) == ExitStatus.USAGE
     assert "is for the processes of a job: name --cluster with it" in capsys.readouterr().err
 
@@ -256,13 +256,13 @@ def test_what_makes_a_process_a_member():
 
 def test_a_batch_is_divided_among_as_many_as_divide_it():
     config = {"agent": {"batch": 96, "minibatches": 2}, "fused": {"devices": [0, 1]}}
-    parts = together.parts_of(config)
+    parts = as_one.parts_of(config)
     assert [parts.most(there) for there in (8, 7, 5, 3, 1)] == [8, 6, 4, 3, 1]
     population = {"agent": {"batch": 32}, "fused": {"seeds": 2, "sweep": "gamma=0.9,0.95,0.99"}}
-    assert [together.parts_of(population).most(there) for there in (6, 5, 4)] == [6, 3, 3]
+    assert [as_one.parts_of(population).most(there) for there in (6, 5, 4)] == [6, 3, 3]
     # Some agents have no minibatches, and those of users no batch.
-    assert together.parts_of({"agent": {"batch": 32}, "fused": {}}).most(3) == 2
-    assert together.parts_of({"agent": {}, "fused": {}}).most(3) == 3
+    assert as_one.parts_of({"agent": {"batch": 32}, "fused": {}}).most(3) == 2
+    assert as_one.parts_of({"agent": {}, "fused": {}}).most(3) == 3
 
 
 def test_a_rank_is_there_while_its_signs_move(tmp_path, monkeypatch):

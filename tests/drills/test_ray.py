@@ -8,7 +8,8 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from machines import RECORDS, RUNS, Machine, Process, World, missing, wait_until
 from watched_run import Watched
 
 from seedbed.exit_status import ExitStatus
+from seedbed.launch.together import step_of
 
 ROOT = Path(__file__).parents[2]
 ROLES = [f"{kind}-{i}" for kind in ("parameters", "replay", "learner") for i in range(2)]
@@ -26,6 +28,11 @@ COUNTING = (
     "--evaluate-every 0 --checkpoint-every-s 20 --trust-run"
 )
 BACK_S, NODE_BACK_S = 30.0, 60.0
+CARTPOLE = (
+    "seedbed.envs.device.classic.cartpole:CartPole --agent.unroll 8 --agent.batch 48 --agent.minibatches 1 "
+    "--agent.hidden-sizes 8 --evaluate-every 0 --evaluate-episodes 2"
+)
+AS_ONE = "--trusted-interface lo --log-every-s 0.5 --checkpoint-every-s 2"
 LIST = "import ray; ray.init(logging_level='ERROR'); print(ray.util.list_named_actors(True))"
 
 pytestmark = [
@@ -115,6 +122,50 @@ class RayRun(Watched):
         self.machine.call(f"kill -9 {pid}")
 
 
+class RanksOfRay(RayRun):
+    """A run that all nodes learn as one. For one thread."""
+
+    def other(self) -> tuple[int, int]:
+        """Returns the process that supervises another rank, and its member."""
+        pids = [int(pid) for pid in self._ask("pgrep -f cluster.ranks").split()]
+        parents = {pid: self.parent(pid) for pid in pids}
+        return next((parent, pid) for pid, parent in parents.items() if parent in pids)
+
+    def learn(self, ranks: int, seconds: float) -> None:
+        """Waits until a round of so many ranks makes steps."""
+        seen, file = self.steps(), self.run / "listen/round.json"
+
+        def grown() -> bool:
+            assert self.train.code() is None, self.train.said()
+            taken = json.loads(file.read_text())["ranks"] if file.exists() else []
+            return len(taken) == ranks and self.steps() > seen
+
+        wait_until(grown, f"{ranks} ranks", seconds)
+        saved = step_of(self.run)
+        wait_until(lambda: step_of(self.run) > saved, "a checkpoint", seconds)
+
+    def steps(self) -> int:
+        return max([int(line.get("env_steps") or 0) for line in self.lines()], default=0)
+
+    def again(self, lose: Callable[[], object], ranks: int, seconds: float) -> float:
+        """Loses something, and waits until another round of so many ranks makes steps."""
+        begun, before = time.monotonic(), self._round()
+        lose()
+        wait_until(lambda: self._round() != before, "another round", seconds)
+        self.learn(ranks, seconds)
+        return time.monotonic() - begun
+
+    def _round(self) -> list[object]:
+        now = json.loads((self.run / "listen/round.json").read_text())
+        return [now["token"], now["number"]]
+
+
+@pytest.fixture
+def ray_ranks(tmp_path) -> Iterator[RanksOfRay]:
+    with World(tmp_path) as world:
+        yield RanksOfRay(world)
+
+
 @pytest.fixture
 def ray_run(tmp_path) -> Iterator[RayRun]:
     with World(tmp_path) as world:
@@ -178,3 +229,41 @@ def test_roles_hosts_nodes_and_the_driver_come_back(ray_run, seed):
     print({name: round(seconds, 1) for name, seconds in found.items()})
     assert ray_run.train.terminate() == ExitStatus.STOPPED, ray_run.train.said()
     ray_run.require_nothing_left(lost=1)
+
+
+@pytest.mark.parametrize(
+    ("what", "run"), [(CARTPOLE, "fused"), ("cartpole/impala --learners 2", "central")]
+)
+def test_all_nodes_learn_as_one(ray_ranks, what, run):
+    train = ray_ranks.begin(f"{what} {AS_ONE} --cluster ray --steps 300_000")
+    ray_ranks.learn(2, 120)
+    assert len(ray_ranks.actors()) == 2
+    wait_until(lambda: train.code() is not None, "the end", 300)
+    assert train.code() == ExitStatus.FINISHED, train.said()
+    ray_ranks.require_nothing_left()
+    assert run in json.loads((ray_ranks.run / "config.json").read_text())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_learns_as_one_goes_on_without_what_is_lost(ray_ranks, seed):
+    command = f"{CARTPOLE} {AS_ONE} --cluster ray:2 --steps 10_000_000_000 --seed {seed}"
+    ray_ranks.begin(command)
+    ray_ranks.learn(3, 120)
+    found: dict[str, float] = {}
+    supervisor, member = ray_ranks.other()
+    found["member"] = ray_ranks.again(lambda: ray_ranks.end(member), 3, BACK_S)
+    found["supervisor"] = ray_ranks.again(lambda: ray_ranks.end(supervisor), 3, BACK_S)
+    parent = ray_ranks.parent(ray_ranks.other()[0])
+    found["parent"] = ray_ranks.again(lambda: ray_ranks.end(parent), 3, BACK_S)
+
+    def lose_driver() -> None:
+        ray_ranks.train.kill()
+        ray_ranks.begin(command)
+
+    found["driver"] = ray_ranks.again(lose_driver, 3, NODE_BACK_S)
+    found["node"] = ray_ranks.again(lambda: ray_ranks.node("kill"), 2, NODE_BACK_S)
+    assert " is gone: 2 of 3 processes go on" in ray_ranks.train.said()
+    assert "from step 0" not in ray_ranks.train.said()
+    print({name: round(seconds, 1) for name, seconds in found.items()})
+    assert ray_ranks.train.terminate() == ExitStatus.STOPPED, ray_ranks.train.said()
+    ray_ranks.require_nothing_left(lost=1)

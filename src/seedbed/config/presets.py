@@ -52,6 +52,7 @@ from seedbed.config.robot_presets import (
     go1_handstand_ppo,
     go1_joystick_ppo,
     go1_rough_ppo,
+    leap_rotate_ppo,
     spot_joystick_ppo,
     t1_joystick_ppo,
 )
@@ -233,6 +234,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "go1/handstand/ppo": go1_handstand_ppo,
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,
+    "leap/rotate/ppo": leap_rotate_ppo,
     "spot/joystick/ppo": spot_joystick_ppo,
     "t1/joystick/ppo": t1_joystick_ppo,
     "grasp/ppo": grasp_ppo,

@@ -40,6 +40,13 @@ def go1_getup_ppo() -> TrainConfig:
     )
 
 
+def leap_rotate_ppo() -> TrainConfig:
+    """A LEAP hand turns a cube unseen, on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.leap import LeapRotate
+
+    return joystick_ppo(LeapRotate(), 50_000_000, initial_scale=0.5)
+
+
 def go1_handstand_ppo() -> TrainConfig:
     """Unitree's Go1 rises onto its front feet on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.go1_tricks import Go1Handstand

@@ -29,7 +29,7 @@ from seedbed.config.settle import Request
 from seedbed.envs.host.registry import code_of
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
 from seedbed.files import load_json, write_json
-from seedbed.launch import joining, members, ranks, together
+from seedbed.launch import as_one, joining, members, ranks, together
 from seedbed.launch.ranks import Rank
 from seedbed.launch.together import Supervisor
 from seedbed.machine import usable_cores
@@ -109,23 +109,10 @@ def folder_of(run: Path | None, rank: Rank) -> Path:
     return Path("runs") / f"job-{rank.job}"
 
 
-def options_for(
-    runtime: str,
-    given: Sequence[str],
-    processes: int,
-    remedy: str = "start the job with one task",
-) -> list[str]:
-    """Returns the options of a runtime with which other processes can join, but for those that were given.
-
-    Raises SeedbedError, with a remedy, if they cannot.
-    """
+def options_for(runtime: str, given: Sequence[str], processes: int) -> list[str]:
+    """Returns the options of a runtime with which hosts can join, but for those that were given."""
     if processes == 1:
         return []
-    if runtime == "fused":
-        raise SeedbedError(
-            f"{processes} processes, but the fused runtime has one here: {remedy}, take --cluster ranks or "
-            "slurm, or an environment of the host"
-        )
     options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
         runtime
     ]
@@ -152,10 +139,10 @@ def train(
     if member is not None and member.number:
         return members.follow(member, folder, request.trust, say)
     if member is None and rank.of > 1:
-        config = _settled(folder)
-        if together.learn_as_one(config, rank, flags.given(rest, "--learners")):
-            interface = together.interface_of(rank, given.interface)
-            return _supervise(rank, folder, interface, together.parts_of(config))
+        config = settled(folder)
+        if as_one.learn_as_one(config, rank, flags.given(rest, "--learners")):
+            interface = as_one.interface_of(rank, given.interface)
+            return supervise(rank, folder, interface, as_one.parts_of(config))
     if rank.number:
         # The same command has been given to all ranks.
         file = request.file and read_config(request.file, request.trust)
@@ -179,13 +166,14 @@ def train(
     return coordinate(rank, folder, begin, say)
 
 
-def _settled(run: Path) -> dict[str, Any]:
+def settled(run: Path | None) -> dict[str, Any]:
     """Returns the configuration of a run, or what this command line asks for, as JSON.
 
     A child settles it, as JAX must not start here. Raises SystemExit if the child refuses it.
     """
     with contextlib.suppress(OSError, ValueError):
-        return dict(load_json(run / CONFIG))
+        if run is not None:
+            return dict(load_json(run / CONFIG))
     words = [word for word in sys.argv[2:] if word != "--resume"]
     settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     child = start_module("seedbed", ["config", *words, "--json"], settings, stdout=subprocess.PIPE)
@@ -198,8 +186,11 @@ def _settled(run: Path) -> dict[str, Any]:
     return dict(json.loads(said))
 
 
-def _supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: together.Parts) -> int:
-    """Starts this rank's member again and again, until the run ends; returns the exit status."""
+def supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: as_one.Parts) -> int:
+    """Starts this rank's member again and again, until the run ends; returns the exit status.
+
+    `interface` is a result of `as_one.interface_of`. Call from the main thread, after `obey_scheduler`.
+    """
     if rank.number:
         ended, former = list[Job](), Job.read(run)
         threading.Thread(target=_watch, args=(rank, run, former, ended), daemon=True).start()

@@ -1,27 +1,35 @@
 """`seedbed train --cluster ray`: this process trains, and Ray starts a host of its run on each other node.
 
 Ray itself is in a process beside this one (`ray_hosts`), which reads where the run listens from its folder,
-as every host does. Nodes need not see that folder.
+as every host does. Nodes need not see that folder, unless all are to train as one learner: then Ray starts
+this command on each, as another rank (`together`), and ranks find one another in the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Sequence
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
 from seedbed.exit_status import TemporaryError
-from seedbed.launch.cluster import Change, options_for, say
+from seedbed.launch import as_one, cluster
+from seedbed.launch.cluster import Change, folder_of, options_for, say
+from seedbed.launch.ranks import Rank
 from seedbed.named import require_packages
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, RunFolder, new_folder
+from seedbed.run.member import Member
 from seedbed.streams.beside import Beside
+from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
 
 # Seconds in which a cluster must have let that process in.
@@ -29,6 +37,19 @@ _JOIN_S = 30.0
 _MODULE = "seedbed.launch.ray_hosts"
 # Seconds in which the process beside this one must have ended the hosts.
 _END_S = 30.0
+_MARK = "ray-mark"
+
+
+class Ranks(NamedTuple):
+    """What Ray starts on a node where all nodes train as one learner."""
+
+    words: tuple[str, ...] = ()  # of the command; none: a host is started
+    folder: str = ""  # in which the command was given
+    mark: str = ""  # a file that every node must see
+    content: str = ""  # of it
+
+
+_HOSTS = Ranks()
 
 
 def train(
@@ -37,11 +58,17 @@ def train(
     """Trains with hosts that Ray starts; returns the exit status.
 
     `run` trains what a request asks for, with options changed, and returns the exit status and the summary.
-    Call from the main thread. Raises SeedbedError if there is no Ray, no cluster of it, or no node.
+    Call from the main thread, after `obey_scheduler`. Raises SeedbedError if there is no Ray, no cluster of
+    it, no node, or one that does not see the folder and has to.
     """
+    if Member.of_environment(os.environ) is not None:
+        return cluster.train(given._replace(cluster="ranks"), run)
     wanted = _count(given.cluster or "")
     require_packages("--cluster ray", "ray", "ray")
     request = given.request
+    config = cluster.settled(request.run)
+    if as_one.learners_of(config, flags.given(given.rest, "--learners")) != 1:
+        return _learn_as_one(given, config, wanted)
     folder = request.run or new_folder(str(request.what or "run"))
     if RunFolder(folder).is_training():
         raise TemporaryError(
@@ -67,19 +94,68 @@ def _train_with(
     resume = (folder / CONFIG).exists()
 
     def change(config: TrainConfig) -> TrainConfig:
-        learners = int(flags.given(given.rest, "--learners") or 1)
-        if learners > 1 and config.runtime.runtime == "central":
-            raise SeedbedError(
-                "--learners: Ray's hosts have actors only; take --cluster ranks or slurm, or leave it out"
-            )
-        more = options_for(
-            config.runtime.runtime, given.rest, hosts.count + 1, "leave out --cluster"
-        )
+        more = options_for(config.runtime.runtime, given.rest, hosts.count + 1)
         return flags.override(config, [*given.rest, *more], False)
 
     # A run that goes on keeps what it has been, which the command of its first start names.
     own = dict.fromkeys(("runtime", "start", "file")) if resume else {}
     return run(given.request._replace(run=folder, resume=resume, **own), change)[0]
+
+
+def _learn_as_one(given: TrainArguments, config: dict[str, Any], wanted: int) -> int:
+    """Trains as rank 0 of those that Ray starts, one on each node; returns the exit status."""
+    rank = Rank(0, (wanted or 1) + 1, 1, 0.0, "", "")
+    folder = folder_of(given.request.run, rank).absolute()
+    interface = as_one.interface_of(rank, given.interface)
+    with _marked(folder) as mark:
+        ranks = Ranks(_words_of_ranks(sys.argv[1:], folder), str(Path.cwd()), *mark)
+        with RayHosts(folder, wanted, ranks) as hosts:
+            rank = rank._replace(of=hosts.count + 1)
+            as_one.learn_as_one(config, rank, flags.given(given.rest, "--learners"))
+            # The member that leads is this command again.
+            os.environ.update(rank_variables(0, rank.of))
+            return cluster.supervise(rank, folder, interface, as_one.parts_of(config))
+
+
+def rank_variables(number: int, of: int) -> dict[str, str]:
+    """Returns the variables by which a process knows its rank, as those of torchrun."""
+    return {"RANK": str(number), "WORLD_SIZE": str(of), "LOCAL_WORLD_SIZE": "1"}
+
+
+@contextlib.contextmanager
+def _marked(run: Path) -> Iterator[tuple[str, str]]:
+    """Writes a file into a run's folder by which nodes tell that they see it: yields its path and content."""
+    content, mark = secrets.token_hex(16), run / FOLDER / _MARK
+    try:
+        # As a run makes its folder, which others must not be able to write.
+        run.mkdir(0o755, parents=True, exist_ok=True)
+        mark.parent.mkdir(0o700, exist_ok=True)
+        mark.write_text(content)
+    except OSError as error:
+        raise SeedbedError(
+            f"{printable(mark)} cannot be written ({error.strerror}): name another folder with --run"
+        ) from error
+    try:
+        yield str(mark), content
+    finally:
+        # Nothing is left of a run that was refused.
+        with contextlib.suppress(OSError):
+            mark.unlink()
+            mark.parent.rmdir()
+            run.rmdir()
+
+
+def _words_of_ranks(words: Sequence[str], run: Path) -> tuple[str, ...]:
+    """Returns the command that another rank is given, of this one's words."""
+    values, found, before = {"--cluster": "ranks", "--run": str(run)}, list[str](), ""
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if before in values:
+            found.append(values[before])
+        else:
+            found.append(f"{name}={values[name]}" if equals and name in values else word)
+        before = "" if before in values else word
+    return tuple(found)
 
 
 def _count(cluster: str) -> int:
@@ -125,12 +201,13 @@ def no_cluster(why: str) -> str:
 class RayHosts:
     """The process with Ray, as a context manager; for the main thread."""
 
-    def __init__(self, run: Path, count: int) -> None:
-        """Joins the cluster, and decides which nodes get a host; raises SeedbedError."""
+    def __init__(self, run: Path, count: int, ranks: Ranks = _HOSTS) -> None:
+        """Joins the cluster, and decides which nodes get a host, or a rank; raises SeedbedError."""
         lost = (
             "it keeps this run's hosts no more; those that are there go on, and training with them"
         )
-        self._beside = Beside(_MODULE, (str(run), str(count)), _tell, lost)
+        arguments = (str(run), str(count), json.dumps(ranks))
+        self._beside = Beside(_MODULE, arguments, _tell, lost)
         # Ray itself tries for minutes, and then aborts.
         said = self._beside.first(_JOIN_S)
         if said is None:

@@ -1,9 +1,10 @@
 """The process with Ray beside a run's coordinator, and the actors that it places: a program.
 
 A directory actor knows where the run's coordinator is, as long as the coordinator's side tells it. One actor
-a node is the parent of a host, which it starts again; Ray starts the actor again, elsewhere if the node is
-gone. All are detached: a coordinator that is killed and started again finds them. Once nobody has told the
-directory anything for two minutes, it removes them all, and itself. Ray carries nothing but that.
+a node is the parent of a host, or of a rank where all learn as one, which it starts again; Ray starts the
+actor again, elsewhere if the node is gone. All are detached: a coordinator that is killed and started again
+finds them. Once nobody has told the directory anything for two minutes, it removes them all, and itself. Ray
+carries nothing but that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from seedbed.files import load_json, write_json
-from seedbed.launch.ray_cluster import bundles_of, no_cluster
+from seedbed.launch.ray_cluster import Ranks, bundles_of, no_cluster, rank_variables
+from seedbed.machine import CORES
+from seedbed.printable import printable
 from seedbed.streams.beside import Parent
 from seedbed.streams.credentials import ADDRESS, FOLDER, KEY, put_key
 from seedbed.streams.supervisor import exit_text, last_line, start_module
@@ -42,6 +45,8 @@ _ALONE_S = 120.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S, _EARLY_S = 1.0, 30.0, 30.0
 # Seconds after which it is told again that Ray has not placed all hosts.
 _PATIENCE_S = 15.0
+# Seconds in which a node must have said whether it sees the folder.
+_LOOK_S = 15.0
 # Seconds in which a host must have ended.
 _END_S = 8.0
 _TAIL_BYTES = 4096
@@ -52,6 +57,7 @@ class Told(NamedTuple):
 
     key: str = ""  # the content of its key file
     address: str = ""  # the content of the file that says where its coordinator is
+    ranks: Ranks = Ranks()  # what is started in place of hosts
 
 
 class Directory:
@@ -62,9 +68,9 @@ class Directory:
         self._told, self._told_s = Told(), time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def tell(self, key: str, address: str) -> None:
+    def tell(self, told: Told) -> None:
         """Takes what hosts need."""
-        self._told, self._told_s = Told(key, address), time.monotonic()
+        self._told, self._told_s = told, time.monotonic()
 
     def told(self) -> Told:
         """Returns what was told last."""
@@ -85,8 +91,9 @@ class Directory:
 class HostParent:
     """An actor that keeps one host of a run on its node."""
 
-    def __init__(self, name: str, number: int, cores: int) -> None:
-        self._name, self._cores = name, cores
+    def __init__(self, name: str, number: int, cores: int, of: int) -> None:
+        """Begins to keep the host of this number; with that of the coordinator there are `of` processes."""
+        self._name, self._number, self._cores, self._of = name, number, cores, of
         self._status: dict[str, Any] = {"node": os.uname().nodename, "last": ""}
         self._ending = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -130,10 +137,10 @@ class HostParent:
             try:
                 self._clear()
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{self._prefix}{os.getpid()}-"))
-                if not self._fetch(self._folder):
+                if (ranks := self._fetch(self._folder)) is None:
                     self._ending.wait(_TELL_S)
                     continue
-                self._run(self._folder)
+                self._run(self._folder, ranks)
             except OSError as error:
                 # Of a disk that is full, for instance: this thread is all that starts a host here.
                 self._status["last"] = f"could not be started ({error.strerror or error})"
@@ -141,33 +148,31 @@ class HostParent:
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S) if early else _FIRST_RETRY_S
             self._ending.wait(retry_s)
 
-    def _fetch(self, folder: Path) -> bool:
-        """Writes what the directory knows into the host's folder; returns whether it knows it."""
+    def _fetch(self, folder: Path) -> Ranks | None:
+        """Writes what the directory knows into the host's folder; returns what to start, None if unknown."""
         try:
             directory = ray.get_actor(self._name, _NAMESPACE)
             told: Told = ray.get(directory.told.remote(), timeout=10)
-            if not told.key:
-                return False
-            put_key(folder, told.key)
-            write_json(folder / FOLDER / ADDRESS, json.loads(told.address))
-            return True
+            if told.key:
+                put_key(folder, told.key)
+                write_json(folder / FOLDER / ADDRESS, json.loads(told.address))
+            return told.ranks if told.key or told.ranks.words else None
         except (ray.exceptions.RayError, ValueError, OSError, SeedbedError):
-            return False
+            return None
 
-    def _run(self, folder: Path) -> None:
-        """Starts a host, and tells it where the coordinator is until it ends."""
+    def _run(self, folder: Path, ranks: Ranks) -> None:
+        """Starts a host, and tells it where the coordinator is until it ends; or a rank."""
         with (folder / "log.txt").open("w+b") as log:
             # Ray gives every worker so many threads as it has CPUs, which is none of a host's concern.
-            settings = {"OMP_NUM_THREADS": None}
+            settings: dict[str, str | None] = {"OMP_NUM_THREADS": None}
             # Who may begin actors may run any code here already.
-            arguments = ("host", str(folder), "--cores", str(self._cores), "--trust-run")
-            child = self._child = start_module(
-                "seedbed",
-                (*arguments, "--parent", str(os.getpid())),
-                settings,
-                stdout=log,
-                stderr=log,
-            )
+            words = ("host", str(folder), "--cores", str(self._cores), "--trust-run")
+            words = ranks.words or (*words, "--parent", str(os.getpid()))
+            if ranks.words:
+                with contextlib.suppress(OSError):
+                    os.chdir(ranks.folder)
+                settings |= rank_variables(self._number + 1, self._of) | {CORES: str(self._cores)}
+            child = self._child = start_module("seedbed", words, settings, stdout=log, stderr=log)
             while child.poll() is None:
                 self._fetch(folder)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -194,7 +199,7 @@ def remove(name: str, hosts: int) -> None:
 class _Cluster:
     """Ray, as the coordinator's side uses it. For one thread."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, ranks: Ranks) -> None:
         """Joins the cluster; decides which nodes have hosts. Raises ConnectionError or ValueError."""
         ray.init(
             address=os.environ.get("RAY_ADDRESS") or "auto",
@@ -204,6 +209,8 @@ class _Cluster:
         )
         me = ray.get_runtime_context().get_node_id()
         self.bundles = bundles_of(ray.nodes(), me, wanted)
+        if ranks.words:
+            _require_folder(Path(ranks.mark), ranks.content)
 
     def begin(self, name: str, tell: Callable[[str], None]) -> None:
         """Places the actors of a run, or finds those that are there."""
@@ -239,7 +246,7 @@ class _Cluster:
                 ),
                 **lasting,
             )
-            .remote(name, number, int(bundle["CPU"]))
+            .remote(name, number, int(bundle["CPU"]), count + 1)
             for number, bundle in enumerate(self.bundles)
         ]
 
@@ -252,29 +259,71 @@ class _Cluster:
         return f"hosts on different nodes need {wanted}; free in the whole cluster: {free}"
 
 
+def _require_folder(mark: Path, content: str) -> None:
+    """Raises ValueError if a node does not see a file with this content; those that do not answer may."""
+    alive = [each for each in ray.nodes() if each["Alive"]]
+    asked = {
+        ray.remote(_sees)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=_strategies.NodeAffinitySchedulingStrategy(
+                each["NodeID"], soft=False
+            ),
+        )
+        .remote(str(mark), content): each["NodeManagerHostname"]
+        for each in alive
+    }
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
+    blind = sorted({asked[answer] for answer in answered if not ray.get(answer)})
+    if blind:
+        raise ValueError(
+            f"{', '.join(blind)} does not see {printable(mark.parents[1])}, in which all nodes that learn as "
+            "one find one another: name a folder that all of them see with --run"
+        )
+
+
+def _sees(path: str, content: str) -> bool:
+    try:
+        return Path(path).read_text() == content
+    except OSError:
+        return False
+
+
 def _text(resources: dict[str, float]) -> str:
     return " and ".join(f"{count:g} {kind}" for kind, count in sorted(resources.items())) or "none"
 
 
-def _serve(cluster: _Cluster, run: Path, parent: Parent) -> None:
+def _known(run: Path, ranks: Ranks) -> tuple[str, Told] | None:
+    """Returns a run's name in Ray and what its hosts must know, None if the run does not listen yet."""
+    if ranks.words:
+        return _name_of(str(run)), Told(ranks=ranks)
+    key, address = run / FOLDER / KEY, run / FOLDER / ADDRESS
+    if not (key.exists() and address.exists()):
+        return None
+    secret = key.read_text()
+    return _name_of(secret), Told(secret, json.dumps(load_json(address)))
+
+
+def _name_of(text: str) -> str:
+    return f"seedbed-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _serve(cluster: _Cluster, run: Path, ranks: Ranks, parent: Parent) -> None:
     """Tells the directory where the run is, and the user of what happens, until the end.
 
     Hosts stay if the coordinator was killed.
     """
     say, name, begun = parent.say, "", False
-    key, address = run / FOLDER / KEY, run / FOLDER / ADDRESS
     seen: dict[Any, str] = {}  # how the last host of a node has ended, as far as it was told
     told, patient_s = "", time.monotonic() + _PATIENCE_S
     while not parent.ending.wait(_TELL_S if name else 0.2):
-        if not (key.exists() and address.exists()):
+        if (known := _known(run, ranks)) is None:
             continue
-        secret = key.read_text()
-        name = f"seedbed-{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
+        name, now = known
         try:
             if not begun:
                 cluster.begin(name, lambda text: say(say=text))
-            content = json.dumps(load_json(address))
-            ray.get(cluster.directory.tell.remote(secret, content), timeout=20)
+            ray.get(cluster.directory.tell.remote(now), timeout=20)
             begun = True
         except (ray.exceptions.RayError, ValueError) as error:
             # The directory may have removed itself, with all hosts, while this machine was suspended.
@@ -293,9 +342,11 @@ def _serve(cluster: _Cluster, run: Path, parent: Parent) -> None:
         for answer in answered:
             with contextlib.suppress(ray.exceptions.RayError):
                 status, number = ray.get(answer), asked[answer]
-                if seen.setdefault(number, status["last"]) != status["last"]:
-                    say(say=f"host {number} on {status['node']} {status['last']}; started again")
-                seen[number] = status["last"]
+                last = status["last"]
+                # A parent that Ray has started anew knows of none.
+                if last and seen.setdefault(number, last) != last:
+                    say(say=f"host {number} on {status['node']} {last}; started again")
+                seen[number] = last
     if name and not parent.gone:
         with contextlib.suppress(ray.exceptions.RayError):
             remove(name, len(cluster.bundles))
@@ -304,10 +355,10 @@ def _serve(cluster: _Cluster, run: Path, parent: Parent) -> None:
 
 def main() -> None:
     """Serves the coordinator of a run that has started this process."""
-    run, wanted = Path(sys.argv[1]), int(sys.argv[2])
+    run, wanted, ranks = Path(sys.argv[1]), int(sys.argv[2]), Ranks(*json.loads(sys.argv[3]))
     parent = Parent()
     try:
-        cluster = _Cluster(wanted)
+        cluster = _Cluster(wanted, ranks)
     except ConnectionError as error:
         parent.say(error=no_cluster(str(error).splitlines()[0]))
         return
@@ -316,7 +367,7 @@ def main() -> None:
         return
     parent.say(hosts=len(cluster.bundles))
     parent.listen()
-    _serve(cluster, run, parent)
+    _serve(cluster, run, ranks, parent)
 
 
 if __name__ == "__main__":

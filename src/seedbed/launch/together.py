@@ -18,21 +18,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
-
-import psutil
+from typing import NamedTuple, TextIO
 
 from seedbed import strict_json
 from seedbed.actors.waiting import StopSignals
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError
 from seedbed.files import load_json, write_json
+from seedbed.launch.as_one import Parts
 from seedbed.launch.ranks import Rank, cores_of
 from seedbed.machine import CORES, usable_cores
 from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import CHECKPOINTS
 from seedbed.run.member import Member
-from seedbed.streams.addresses import LOOPBACK, bind_listener, joined_address
+from seedbed.streams.addresses import bind_listener, joined_address
 from seedbed.streams.credentials import FOLDER
 from seedbed.streams.supervisor import start_module
 from seedbed.types import SeedbedError
@@ -119,89 +118,16 @@ class Watched:
         return -math.inf if leaves else self._moved_s.get(rank, -math.inf)
 
 
-class Parts(NamedTuple):
-    """The sizes by which a batch is divided among processes, or the members of a population are."""
-
-    batch: int
-    others: int  # devices of a process x minibatches
-
-    def most(self, there: int) -> int:
-        """Returns how many of the processes that are there can divide the batch."""
-        fitting = (n for n in range(there, 0, -1) if self.batch % (n * self.others) == 0)
-        return next(fitting, there)
-
-
-def parts_of(config: dict[str, Any]) -> Parts:
-    """Returns the sizes for a run's batch, of its configuration as JSON."""
-    agent, central = config.get("agent", {}), config.get("central")
-    batch, minibatches = int(agent.get("batch", 0)), int(agent.get("minibatches", 1))
-    if central is None:
-        fused = config["fused"]
-        devices, sweep = len(fused.get("devices", [0])), fused.get("sweep", "")
-        members = int(fused.get("seeds", 1)) * (sweep.count(",") + 1)
-        return Parts(batch, devices * minibatches) if members == 1 else Parts(members, devices)
-    others = len(central.get("learner_devices", [0])) * minibatches
-    envs = int(central["envs_per_actor"])
-    if "unroll" in agent:
-        # An agent that acts, stops and learns needs equally many unrolls of every environment.
-        every = int(central["actors"]) * envs or envs
-        others = math.lcm(others, envs // 2 if batch % every else every)
-    return Parts(batch, others)
-
-
-def learn_as_one(config: dict[str, Any], rank: Rank, asked: str) -> bool:
-    """Returns whether the processes of a job train as one learner, for a run's configuration as JSON.
-
-    `asked` is the number of learners of a central run on the command line, "" if it names none. Raises
-    SeedbedError if the job has another number of processes.
-    """
-    if "fused" in config:
-        return True
-    if "central" not in config:
-        return False
-    saved = config["central"].get("learners", 1)
-    learners = int(asked) if asked.isdecimal() else int(saved)
-    if learners not in (1, rank.of):
-        raise SeedbedError(
-            f"learners is {learners}, but the job has {rank.of} processes: give --learners {rank.of} (all "
-            "learn as one), or --learners 1 (rank 0 learns, and the others are hosts for actors)"
-        )
-    return learners > 1
-
-
-def interface_of(rank: Rank, named: str | None) -> tuple[str, str]:
-    """Returns the network interface for gradients, which are not encrypted, and its address.
-
-    Raises SeedbedError if none is named and the job has several machines, or if there is no such interface.
-    """
-    found = {
-        name: next((each.address for each in addresses if each.family.name == "AF_INET"), None)
-        for name, addresses in psutil.net_if_addrs().items()
-    }
-    usable = {name: address for name, address in found.items() if address}
-    if named is None:
-        if rank.beside < rank.of:
-            raise SeedbedError(
-                f"{rank.of} processes of several machines train as one learner, and gradients travel between "
-                "them unencrypted: name the interface of a network that you trust with --trusted-interface; "
-                f"this machine has {', '.join(usable)}"
-            )
-        return next(item for item in usable.items() if item[1] in LOOPBACK)
-    if named not in usable:
-        raise SeedbedError(
-            f"--trusted-interface {named}: this machine has no such interface with an IPv4 address, but "
-            f"{', '.join(usable)}"
-        )
-    return named, usable[named]
-
-
 class Supervisor:
     """A rank's supervisor: it starts this command again as a member, and gives signs. For the main thread."""
 
     def __init__(
         self, rank: Rank, run: Path, interface: tuple[str, str], tell: Callable[[str], None]
     ) -> None:
-        """Handles signals from now on: passes the first one on. `interface` is a result of `interface_of`."""
+        """Handles signals from now on: passes the first one on.
+
+        `interface` is a result of `as_one.interface_of`.
+        """
         self._rank, self._run, self._tell = rank, run, tell
         self._interface, self._address = interface
         self._signed_s = -math.inf
