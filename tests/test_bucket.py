@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from seedbed import cache, train
 from seedbed.exit_status import ExitStatus, TemporaryError, status_of
-from seedbed.launch import cluster
+from seedbed.launch import job
 from seedbed.launch.ranks import Rank
 from seedbed.run import mirror
 from seedbed.run.bucket import address_file, folder_of, is_address, kept, name_of, run_path
@@ -268,7 +268,7 @@ def test_a_file_beside_a_folder_that_is_not_of_the_cache_is_nobodys_bucket(tmp_p
     run.close()
     assert [path.name for path in target.iterdir()] == ["checkpoints"]
     assert name_of(folder) == str(folder)
-    assert cluster.folder_of(folder, Rank(0, 2, 1, 0.0, "", "")) == folder
+    assert job.folder_of(folder, Rank(0, 2, 1, 0.0, "", "")) == folder
 
 
 def save_checkpoint(run: RunFolder, step: int, keep: int = 3) -> None:
@@ -600,7 +600,7 @@ def test_a_start_that_the_bucket_refuses_keeps_no_lock(machines, tmp_path):
 def test_the_machines_of_a_job_need_a_folder(machines):
     one, _ = machines
     with pytest.raises(SeedbedError, match="--run is file://.* find one another in a folder"):
-        cluster.folder_of(one.folder, Rank(0, 2, 1, 0.0, "", ""))
+        job.folder_of(one.folder, Rank(0, 2, 1, 0.0, "", ""))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from seedbed import cli
+from seedbed.config.presets import PRESETS
 from seedbed.exit_status import ExitStatus, TemporaryError
-from seedbed.launch import cluster, together
+from seedbed.launch import cluster, job, together
 from seedbed.launch.ranks import Rank, cores_of, discover
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError, UsageError
@@ -100,19 +102,52 @@ def test_slurm_alone_is_slurm():
 
 
 def test_the_options_that_let_other_ranks_join():
-    assert cluster.options_for("fused", [], 1) == []
-    assert cluster.options_for("central", [], 3) == ["--listen", "0.0.0.0:0"]
-    assert cluster.options_for("central", ["--listen", "1.2.3.4:5"], 3) == []
-    found = cluster.options_for("paramserver", ["--learners", "4"], 3)
+    fused, central = PRESETS["cartpole/ppo"](), PRESETS["cartpole/impala"]()
+    paramserver = PRESETS["cartpole/gorila"]()
+    assert job.options_for(fused, [], 3) == job.options_for(central, [], 1) == []
+    assert job.options_for(central, [], 3) == ["--listen", "0.0.0.0:0"]
+    assert job.options_for(central, ["--listen", "1.2.3.4:5"], 3) == []
+    # Those that learn as one are no hosts, also where the run says so and the command does not.
+    assert job.options_for(central, ["--learners", "3"], 3) == []
+    three = dataclasses.replace(central.runtime, learners=3)
+    assert job.options_for(dataclasses.replace(central, runtime=three), [], 3) == []
+    found = job.options_for(paramserver, ["--learners", "4"], 3)
     assert found == ["--listen", "0.0.0.0", "--hosts", "2"]
+
+
+def test_what_hosts_need_is_settled_with_them(capsys):
+    """Options that only a run with hosts may have, and a batch for which its own actors are too few."""
+    words = [
+        "config",
+        "cartpole/impala",
+        "--advertise",
+        "10.0.0.5",
+        "--agent.batch",
+        "512",
+        "--json",
+    ]
+    assert cli.main(words) == ExitStatus.FAILED
+    assert cli.main([*words, "--cluster", "slurm"]) == ExitStatus.FINISHED
+    settled = json.loads(capsys.readouterr().out)
+    assert settled["central"]["listen"] == "0.0.0.0:0" and settled["agent"]["batch"] == 512
+
+
+def test_what_rank_0_has_settled_the_others_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "start_module", None)
+    path = tmp_path / job.SETTLED
+    path.parent.mkdir()
+    path.write_text('{"fused": {}}')
+    assert job.settled(tmp_path) == {"fused": {}}
+    (tmp_path / "config.json").write_text('{"central": {}}')
+    assert job.settled(tmp_path) == {"central": {}}
 
 
 def test_the_folder_of_a_job():
     alone, three = Rank(0, 1, 1, 0.0, "", ""), Rank(0, 3, 1, 0.0, "7", "")
-    assert cluster.folder_of(None, three) == Path("runs/job-7")
-    assert cluster.folder_of(Path("x"), alone) == Path("x")
+    assert job.folder_of(None, three) == Path("runs/job-7")
+    assert job.folder_of(Path("x"), alone) == Path("x")
     with pytest.raises(SeedbedError, match="this job has no name: add --run DIR"):
-        cluster.folder_of(None, alone)
+        job.folder_of(None, alone)
 
 
 def test_an_unknown_cluster_is_refused(capsys):
@@ -179,8 +214,8 @@ class Turns:
         _, said = process.communicate(timeout=60)
         return process.returncode, first.strip(), said
 
-    def told(self) -> cluster.Job:
-        found = cluster.Job.read(self.run)
+    def told(self) -> job.Job:
+        found = job.Job.read(self.run)
         assert found is not None
         return found
 
@@ -220,25 +255,25 @@ def test_a_turn_that_ends_before_training_is_one_without_a_step(tmp_path):
 def test_a_second_rank_0_leaves_the_first_alone(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     run = RunFolder.resume(tmp_path)
-    first = cluster.Job("", "a")
+    first = job.Job("", "a")
     first.write(tmp_path)
     with pytest.raises(
         TemporaryError, match="another process trains into .*: wait for it, stop it"
     ):
         cluster.coordinate(Rank(0, 2, 1, 0.0, "", ""), tmp_path, lambda resume: (0, {}), print)
-    assert cluster.Job.read(tmp_path) == first
+    assert job.Job.read(tmp_path) == first
     run.close()
 
 
 def test_a_rank_0_that_is_refused_between_two_rounds_leaves_the_first_alone(tmp_path):
     """Nobody trains then, and nobody has the lock of the folder."""
-    first = cluster.Job("", "a")
+    first = job.Job("", "a")
     first.write(tmp_path)
     lock = together.only(tmp_path, 0)
     assert lock is not None
     with pytest.raises(TemporaryError, match="another process is rank 0 of"):
         cluster.coordinate(Rank(0, 2, 1, 0.0, "", ""), tmp_path, lambda resume: (0, {}), print)
-    assert cluster.Job.read(tmp_path) == first
+    assert job.Job.read(tmp_path) == first
     lock.close()
 
 
@@ -251,16 +286,16 @@ def test_what_a_module_prints_is_no_part_of_a_configuration(tmp_path, monkeypatc
     (tmp_path / "argparse.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["seedbed", "train", "noisy:make", "--agent", "impala"])
-    settled = cluster.settled(tmp_path / "run")
+    settled = job.settled(tmp_path / "run")
     assert settled["env"]["factory"] == "noisy:make"
 
     def killed(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
         code = "import os; os.kill(os.getpid(), 9)"
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 
-    monkeypatch.setattr(cluster, "start_module", killed)
+    monkeypatch.setattr(job, "start_module", killed)
     with pytest.raises(SystemExit) as ended:
-        cluster.settled(tmp_path / "run")
+        job.settled(tmp_path / "run")
     assert ended.value.code == ExitStatus.TRY_AGAIN
 
 
@@ -317,7 +352,7 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
 
     Where the launcher does not tell starts apart, what is there at the host's own start is of an earlier one.
     """
-    cluster.Job("4.0" if start else "", "a", "the run was stopped", 143).write(tmp_path)
+    job.Job("4.0" if start else "", "a", "the run was stopped", 143).write(tmp_path)
     python = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", HOST, str(tmp_path), start, ""],
@@ -328,7 +363,7 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
     process.send_signal(signal.SIGUSR2)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
-    cluster.Job(start, "b", "rank 0 has failed", 1).write(tmp_path)
+    job.Job(start, "b", "rank 0 has failed", 1).write(tmp_path)
     wait_for(lambda: process.poll() is not None)
     assert process.returncode == ExitStatus.FAILED
     assert process.stderr.read() == "rank 1 ended: rank 0 has failed\n"
@@ -349,7 +384,7 @@ def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
 def test_a_host_ends_as_the_run_has_ended(tmp_path, serve, former, later, status):
     """Rank 0 tells how, after it has let its hosts go; or before this host began."""
     if former is not None:
-        cluster.Job("", "a", *former).write(tmp_path)
+        job.Job("", "a", *former).write(tmp_path)
     python = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", HOST, str(tmp_path), "", serve],
@@ -358,5 +393,5 @@ def test_a_host_ends_as_the_run_has_ended(tmp_path, serve, former, later, status
     assert process.stdout is not None and process.stdout.readline() == b"serving\n"
     process.stdout.close()
     if later is not None:
-        cluster.Job("", "b", *later).write(tmp_path)
+        job.Job("", "b", *later).write(tmp_path)
     assert process.wait(60) == status

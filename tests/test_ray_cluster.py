@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed import cli
-from seedbed.launch import cluster, ray_cluster
+from seedbed.exit_status import TemporaryError
+from seedbed.launch import ray_cluster, together
+from seedbed.launch.job import SETTLED, settled
 from seedbed.launch.ray_cluster import RayHosts, bundles_of
 from seedbed.types import SeedbedError
 from waiting import wait_for
@@ -102,7 +104,7 @@ def test_what_is_to_learn_as_one_is_refused_before_it_starts_and_leaves_nothing(
 ):
     monkeypatch.setattr(ray_cluster, "_MODULE", "helper_of_ray")
     monkeypatch.setattr(ray_cluster, "require_packages", lambda *_: None)
-    monkeypatch.setattr(cluster, "settled", lambda run: {"central": {"learners": 1}})
+    monkeypatch.setattr(ray_cluster, "settled", lambda run: {"central": {"learners": 1}})
     cluster_of = [] if "--cluster" in more else ["--cluster", "ray:9"]
     more = more.replace("RUN", str(tmp_path / "run")).split()
     assert cli.main(["train", "cartpole/impala", "--learners", "2", *cluster_of, *more]) == 1
@@ -110,24 +112,44 @@ def test_what_is_to_learn_as_one_is_refused_before_it_starts_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_another_rank_gets_the_command_with_its_folder_and_not_ray(tmp_path):
-    words = ["train", "ant", "--cluster=ray:3", "--steps", "5", "--run", "runs/ant", "--seed=3"]
-    found = ray_cluster._words_of_ranks(words, tmp_path)
-    assert found == (
-        *("train", "ant", "--cluster=ranks", "--steps", "5"),
-        *("--run", str(tmp_path), "--seed=3"),
-    )
-    swapped = ray_cluster._words_of_ranks(["train", "--run=x", "ant", "--cluster", "ray"], tmp_path)
-    assert swapped == ("train", f"--run={tmp_path}", "ant", "--cluster", "ranks")
+def test_ranks_learn_what_rank_0_has_settled_and_nothing_is_left(tmp_path):
+    run = tmp_path / "run"
+    with ray_cluster._settled_in(run, {"fused": {}}) as content:
+        assert (run / SETTLED).read_text() == content
+        assert settled(run).items() >= {"fused": {}}.items()
+    assert not run.exists()
+    run.joinpath("listen").mkdir(parents=True)
+    with ray_cluster._settled_in(run, {"fused": {}}) as again:
+        assert again != content
+    assert list(run.rglob("*.json")) == [] and run.is_dir()
 
 
-def test_a_folder_that_was_there_keeps_what_it_had(tmp_path):
-    (tmp_path / "run" / "listen").mkdir(parents=True)
-    kept = tmp_path / "run" / "listen" / "job.json"
-    kept.write_text("{}")
-    with ray_cluster._marked(tmp_path / "run") as (mark, content):
-        assert (tmp_path / "run" / "listen" / mark).read_text() == content
-    assert list((tmp_path / "run").rglob("*.*")) == [kept]
+def test_a_second_start_does_not_touch_the_ranks_of_the_first(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with (
+        together.only(run, 0),
+        pytest.raises(TemporaryError, match="another process is rank 0"),
+        ray_cluster._settled_in(run, {}),
+    ):
+        pytest.fail("two start at once")
+    assert not (run / SETTLED).exists()
+
+
+def test_nodes_that_learn_as_one_have_gpus_or_none():
+    nodes = [node(0, 8, 1), node(1, 8, 1), node(2, 8, 1), node(3, 8)]
+    bundles = bundles_of(nodes[:3], "0", 0)
+    ray_cluster.require_alike(nodes[:3], "0", bundles)
+    ray_cluster.require_alike([nodes[3], node(4, 4)], "3", [{"CPU": 4.0}])
+    # One that has no GPU may share its node.
+    ray_cluster.require_alike([nodes[3]], "3", [{"CPU": 7.0}])
+    with pytest.raises(
+        ValueError, match="3 ranks beside this one need as many other nodes.* are 2"
+    ):
+        ray_cluster.require_alike(nodes[:3], "0", bundles_of(nodes[:3], "0", 3))
+    for me, others in (("3", nodes), ("0", [nodes[0], nodes[3]])):
+        with pytest.raises(ValueError, match="it or another one has no GPUs"):
+            ray_cluster.require_alike(others, me, bundles_of(others, me, 0))
 
 
 def test_the_process_with_ray_is_told_the_end_and_what_it_says_is_passed_on(

@@ -175,6 +175,7 @@ def _train(arguments: list[str]) -> int:
 
 def _config(arguments: list[str]) -> int:
     from seedbed.config import explain, flags
+    from seedbed.launch.job import more_for
 
     as_json = "--json" in arguments
     given = flags.split_train_arguments([word for word in arguments if word != "--json"])
@@ -189,7 +190,7 @@ def _config(arguments: list[str]) -> int:
         raise UsageError(f"name what to show first: {usage}")
     # What modules print that are imported for it is none of the JSON.
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        config, rows = explain.explained(given)
+        config, rows = explain.explained(given, more_for(given))
     _print(strict_json.dumps(config, indent=1) if as_json else explain.table(rows))
     return ExitStatus.FINISHED
 

@@ -126,8 +126,8 @@ def _require_going_on(session: Session, group: Group) -> None:
 def _require_processes(config: CentralConfig, group: Group | None) -> None:
     if config.learners > 1 and group is None:
         raise SeedbedError(
-            f"learners is {config.learners}, and this process is alone: start as many with --cluster ranks "
-            "or slurm, or give --learners 1"
+            f"learners is {config.learners}, and this process is alone: start as many with --cluster "
+            "ranks, ray or slurm, or give --learners 1"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from seedbed.config import flags
@@ -28,17 +28,20 @@ class Row(NamedTuple):
     source: str
 
 
-def explained(given: flags.TrainArguments) -> tuple[dict[str, Any], list[Row]]:
+def explained(
+    given: flags.TrainArguments, more: Callable[[TrainConfig], list[str]] | None = None
+) -> tuple[dict[str, Any], list[Row]]:
     """Returns the configuration of a command line of `seedbed train` as JSON, and its options.
 
-    Settles it as `train` does, which may make an environment of the host; trains nothing and writes nothing.
-    Raises SeedbedError as `settle` does.
+    `more` tells what the command adds to its options. Settles it as `train` does, which may make an
+    environment of the host; trains nothing and writes nothing. Raises SeedbedError as `settle` does.
     """
     seen: list[TrainConfig] = []
 
     def change(config: TrainConfig) -> TrainConfig:
         seen.append(config)
-        seen.append(flags.override(config, given.rest, False))
+        added = more(config) if more is not None else []
+        seen.append(flags.override(config, [*given.rest, *added], False))
         return seen[-1]
 
     config = settle(given.request, change).config

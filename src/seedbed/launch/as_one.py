@@ -51,7 +51,7 @@ def learners_of(config: dict[str, Any], asked: str) -> int:
         return 0
     if "central" not in config:
         return 1
-    return int(asked) if asked.isdecimal() else int(config["central"].get("learners", 1))
+    return max(1, int(asked) if asked.isdecimal() else int(config["central"].get("learners", 1)))
 
 
 def learn_as_one(config: dict[str, Any], rank: Rank, asked: str) -> bool:

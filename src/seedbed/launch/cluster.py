@@ -7,7 +7,6 @@ another in the run's folder.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -16,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from seedbed.actors.waiting import StopSignals
 from seedbed.config import flags
@@ -28,20 +27,18 @@ from seedbed.config.saved import read_config
 from seedbed.config.settle import Request
 from seedbed.envs.host.registry import code_of
 from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
-from seedbed.files import load_json, write_json
 from seedbed.launch import as_one, joining, members, ranks, together
+from seedbed.launch.job import JOB, Job, folder_of, options_for, require_idle, settled
 from seedbed.launch.ranks import Rank
 from seedbed.launch.together import Supervisor
 from seedbed.machine import usable_cores
+from seedbed.paramserver.role import end_with
 from seedbed.printable import printable
-from seedbed.run.bucket import address_of
-from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.folder import CONFIG
 from seedbed.run.member import Member
 from seedbed.run.options import CentralConfig
 from seedbed.run.signals import stop_early
 from seedbed.scheduler import NOTICE
-from seedbed.streams.credentials import FOLDER
-from seedbed.streams.supervisor import start_module
 from seedbed.terminal import tell
 from seedbed.types import SeedbedError, UsageError
 
@@ -49,7 +46,6 @@ Change = Callable[[TrainConfig], TrainConfig]
 
 CHOICES = ("slurm", "ranks")
 """The values of `--cluster` that this module takes; that of `ray_cluster` is ray."""
-_JOB = "job.json"
 # How often a run is queued again without a step more than before.
 _MOST_REQUEUES = 3
 _LOOK_S = 1.0
@@ -58,67 +54,6 @@ _SETTLE_S = 60.0
 # Seconds for which a host looks for a coordinator that is gone.
 _PATIENCE_S = 300.0
 _LAST_WORD_S = 30.0  # in which a coordinator that has let its hosts go says how it has ended
-
-
-class Job(NamedTuple):
-    """A start of rank 0, as it tells the other processes of the job in the run's folder."""
-
-    start: str  # of the job; see `ranks.Rank`
-    token: str  # of this start of rank 0, which no other has
-    ended: str = ""  # how rank 0 has ended
-    status: int = 0  # with which it has ended then
-    step: int = -1  # of the run when it was queued again last
-    requeues: int = 0  # in a row, without a step more
-
-    @classmethod
-    def read(cls, run: Path) -> Job | None:
-        """Returns it, None if there is none."""
-        try:
-            return cls(**load_json(run / FOLDER / _JOB))
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def write(self, run: Path) -> None:
-        """Writes it; raises SeedbedError if the folder cannot be written."""
-        path = run / FOLDER / _JOB
-        try:
-            # As a run makes its folder, which others must not be able to write.
-            run.mkdir(0o755, parents=True, exist_ok=True)
-            path.parent.mkdir(0o700, exist_ok=True)
-            write_json(path, self._asdict())
-        except OSError as error:
-            raise SeedbedError(
-                f"{printable(path)} cannot be written ({error.strerror}): name a folder that all machines "
-                "see with --run"
-            ) from error
-
-
-def folder_of(run: Path | None, rank: Rank) -> Path:
-    """Returns the folder of a job's run; raises SeedbedError if it has no name."""
-    if run is not None:
-        if address := address_of(run):
-            raise SeedbedError(
-                f"--run is {address}, and the machines of a job find one another in a folder: name one "
-                "that all of them see"
-            )
-        return run
-    if not rank.job:
-        raise SeedbedError(
-            "this job has no name: add --run DIR, a folder that all its machines see"
-        )
-    return Path("runs") / f"job-{rank.job}"
-
-
-def options_for(runtime: str, given: Sequence[str], processes: int) -> list[str]:
-    """Returns the options of a runtime with which hosts can join, but for those that were given."""
-    if processes == 1:
-        return []
-    options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
-        runtime
-    ]
-    if runtime == "paramserver":
-        options["--hosts"] = str(processes - 1)
-    return [word for name, value in options.items() if name not in given for word in (name, value)]
 
 
 def train(
@@ -133,9 +68,13 @@ def train(
     request, rest = given.request, given.rest
     if given.cluster not in CHOICES:
         raise UsageError(f"--cluster {given.cluster}: take {', '.join(CHOICES)} or ray")
-    rank = ranks.discover(os.environ, given.cluster == "slurm")
-    folder = folder_of(request.run, rank)
     member = Member.of_environment(os.environ)
+    if member is not None and request.run is not None:
+        # Who has started the job is its supervisor's business.
+        rank = Rank(member.rank, member.of, 1, 0.0, "", "")
+    else:
+        rank = ranks.discover(os.environ, given.cluster == "slurm")
+    folder = folder_of(request.run, rank)
     if member is not None and member.number:
         return members.follow(member, folder, request.trust, say)
     if member is None and rank.of > 1:
@@ -150,7 +89,7 @@ def train(
         return host(rank, folder, request.trust, say, (mine[0],) if mine[1] else ())
 
     def change(config: TrainConfig) -> TrainConfig:
-        more = options_for(config.runtime.runtime, rest, 1 if member else rank.of)
+        more = options_for(config, rest, 1 if member else rank.of)
         goes_on = member is not None and (folder / CONFIG).exists()
         if goes_on and isinstance(config.runtime, CentralConfig):
             more = members.sizes_for(config.runtime, rest)
@@ -166,32 +105,21 @@ def train(
     return coordinate(rank, folder, begin, say)
 
 
-def settled(run: Path | None) -> dict[str, Any]:
-    """Returns the configuration of a run, or what this command line asks for, as JSON.
-
-    A child settles it, as JAX must not start here. Raises SystemExit if the child refuses it.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        if run is not None:
-            return dict(load_json(run / CONFIG))
-    words = [word for word in sys.argv[2:] if word != "--resume"]
-    settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    child = start_module("seedbed", ["config", *words, "--json"], settings, stdout=subprocess.PIPE)
-    try:
-        said = child.communicate()[0]
-    finally:
-        child.kill()  # after a signal
-    if status := child.returncode:  # it has said why, unless it was killed
-        raise SystemExit(status if status > 0 else ExitStatus.TRY_AGAIN)
-    return dict(json.loads(said))
-
-
-def supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: as_one.Parts) -> int:
+def supervise(
+    rank: Rank,
+    run: Path,
+    interface: tuple[str, str],
+    parts: as_one.Parts,
+    settle_s: float = together.SETTLE_S,
+) -> int:
     """Starts this rank's member again and again, until the run ends; returns the exit status.
 
-    `interface` is a result of `as_one.interface_of`. Call from the main thread, after `obey_scheduler`.
+    `interface` is a result of `as_one.interface_of`; rank 0 waits `settle_s` for the others, and begins with
+    those that are there. Call from the main thread, after `obey_scheduler`.
     """
     if rank.number:
+        if parent := os.environ.get(ranks.PARENT):
+            end_with(int(parent))
         ended, former = list[Job](), Job.read(run)
         threading.Thread(target=_watch, args=(rank, run, former, ended), daemon=True).start()
 
@@ -214,11 +142,9 @@ def supervise(rank: Rank, run: Path, interface: tuple[str, str], parts: as_one.P
         del resume  # a member sees by itself whether there is a run
         job = Job.read(run)
         if job is None:
-            raise SeedbedError(
-                f"{printable(run / FOLDER / _JOB)} has been removed: start the job again"
-            )
+            raise SeedbedError(f"{printable(run / JOB)} has been removed: start the job again")
         with contextlib.closing(Supervisor(rank, run, interface, say)) as supervisor:
-            status = supervisor.lead(job.token, parts)
+            status = supervisor.lead(job.token, parts, settle_s)
         return status, {"env_steps": together.step_of(run)}
 
     return coordinate(rank, run, lead, say)
@@ -235,10 +161,7 @@ def coordinate(
     `train` gets whether to go on with a run, and returns the exit status and the run's summary. Call from the
     main thread, after `obey_scheduler`. Raises TemporaryError if another process trains into the folder.
     """
-    if RunFolder(run).is_training():
-        raise TemporaryError(
-            f"another process trains into {printable(run)}: wait for it, stop it, or name another folder"
-        )
+    require_idle(run)
     # Whoever is refused must not tell the other ranks of a start of its own.
     with together.only(run, 0) or contextlib.nullcontext():
         return _coordinate(rank, run, train, tell)

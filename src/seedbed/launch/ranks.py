@@ -16,6 +16,8 @@ _PLAIN = (
     ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "", "SKYPILOT_TASK_ID"),
     (_INDEXED, "COMPLETIONS", "", ""),
 )
+PARENT = "SEEDBED_PARENT"
+"""The environment variable that names the process without which a rank must not live."""
 # The name that torchrun gives to each job that was given none.
 _UNNAMED = "none"
 

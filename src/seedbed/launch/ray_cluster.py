@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seedbed import strict_json
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
-from seedbed.exit_status import TemporaryError
-from seedbed.launch import as_one, cluster
-from seedbed.launch.cluster import Change, folder_of, options_for, say
+from seedbed.launch import as_one, cluster, together
+from seedbed.launch.cluster import Change, say
+from seedbed.launch.job import SETTLED, folder_of, options_for, require_idle, settled
 from seedbed.launch.ranks import Rank
 from seedbed.named import require_packages
 from seedbed.printable import printable
-from seedbed.run.folder import CONFIG, RunFolder, new_folder
+from seedbed.run.folder import CONFIG, new_folder
 from seedbed.run.member import Member
 from seedbed.streams.beside import Beside
-from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
 
 # Seconds in which a cluster must have let that process in.
@@ -37,7 +37,8 @@ _JOIN_S = 30.0
 _MODULE = "seedbed.launch.ray_hosts"
 # Seconds in which the process beside this one must have ended the hosts.
 _END_S = 30.0
-_MARK = "ray-mark"
+LOOK_S = 15.0
+"""Seconds in which nodes must have said whether they see the run's folder, where they have to."""
 
 
 class Ranks(NamedTuple):
@@ -45,7 +46,7 @@ class Ranks(NamedTuple):
 
     words: tuple[str, ...] = ()  # of the command; none: a host is started
     folder: str = ""  # in which the command was given
-    mark: str = ""  # a file that every node must see
+    settled: str = ""  # the file of `SETTLED`, which every node must see
     content: str = ""  # of it
 
 
@@ -66,14 +67,11 @@ def train(
     wanted = _count(given.cluster or "")
     require_packages("--cluster ray", "ray", "ray")
     request = given.request
-    config = cluster.settled(request.run)
+    config = settled(request.run)
     if as_one.learners_of(config, flags.given(given.rest, "--learners")) != 1:
         return _learn_as_one(given, config, wanted)
     folder = request.run or new_folder(str(request.what or "run"))
-    if RunFolder(folder).is_training():
-        raise TemporaryError(
-            f"another process trains into {printable(folder)}: wait for it, stop it, or name another folder"
-        )
+    require_idle(folder)
     try:
         with RayHosts(folder.absolute(), wanted) as hosts:
             return _train_with(hosts, given, folder, run)
@@ -94,7 +92,7 @@ def _train_with(
     resume = (folder / CONFIG).exists()
 
     def change(config: TrainConfig) -> TrainConfig:
-        more = options_for(config.runtime.runtime, given.rest, hosts.count + 1)
+        more = options_for(config, given.rest, hosts.count + 1)
         return flags.override(config, [*given.rest, *more], False)
 
     # A run that goes on keeps what it has been, which the command of its first start names.
@@ -104,58 +102,53 @@ def _train_with(
 
 def _learn_as_one(given: TrainArguments, config: dict[str, Any], wanted: int) -> int:
     """Trains as rank 0 of those that Ray starts, one on each node; returns the exit status."""
+    asked = flags.given(given.rest, "--learners")
     rank = Rank(0, (wanted or 1) + 1, 1, 0.0, "", "")
-    folder = folder_of(given.request.run, rank).absolute()
+    folder = folder_of(given.request.run, rank).resolve()
     interface = as_one.interface_of(rank, given.interface)
-    with _marked(folder) as mark:
-        ranks = Ranks(_words_of_ranks(sys.argv[1:], folder), str(Path.cwd()), *mark)
+    with _settled_in(folder, config) as content:
+        learners = ("--learners", asked) if asked else ()
+        # Of what the command asks for, the others need to know no more than its configuration.
+        words = ("--run", str(folder), "--cluster", "ranks", "--trusted-interface", interface[0])
+        words = ("train", "--resume", *words, *learners, "--trust-run")
+        ranks = Ranks(words, str(Path.cwd()), str(folder / SETTLED), content)
         with RayHosts(folder, wanted, ranks) as hosts:
             rank = rank._replace(of=hosts.count + 1)
-            as_one.learn_as_one(config, rank, flags.given(given.rest, "--learners"))
-            # The member that leads is this command again.
-            os.environ.update(rank_variables(0, rank.of))
-            return cluster.supervise(rank, folder, interface, as_one.parts_of(config))
-
-
-def rank_variables(number: int, of: int) -> dict[str, str]:
-    """Returns the variables by which a process knows its rank, as those of torchrun."""
-    return {"RANK": str(number), "WORLD_SIZE": str(of), "LOCAL_WORLD_SIZE": "1"}
+            as_one.learn_as_one(config, rank, asked)
+            # Ray says what it lacks while it does not place all.
+            parts = as_one.parts_of(config)
+            return cluster.supervise(rank, folder, interface, parts, settle_s=math.inf)
 
 
 @contextlib.contextmanager
-def _marked(run: Path) -> Iterator[tuple[str, str]]:
-    """Writes a file into a run's folder by which nodes tell that they see it: yields its path and content."""
-    content, mark = secrets.token_hex(16), run / FOLDER / _MARK
+def _settled_in(run: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Writes a configuration where the other ranks find it; yields the text, which no other start has.
+
+    Raises TemporaryError if another process trains into the folder, or is about to.
+    """
+    path, made = run / SETTLED, not run.exists()
+    if not made:
+        require_idle(run)
+        with together.only(run, 0) or contextlib.nullcontext():
+            pass
+    content = strict_json.dumps({**config, "start": secrets.token_hex(16)})
     try:
         # As a run makes its folder, which others must not be able to write.
         run.mkdir(0o755, parents=True, exist_ok=True)
-        mark.parent.mkdir(0o700, exist_ok=True)
-        mark.write_text(content)
+        path.parent.mkdir(0o700, exist_ok=True)
+        path.write_text(content)
     except OSError as error:
         raise SeedbedError(
-            f"{printable(mark)} cannot be written ({error.strerror}): name another folder with --run"
+            f"{printable(path)} cannot be written ({error.strerror}): name another folder with --run"
         ) from error
     try:
-        yield str(mark), content
+        yield content
     finally:
-        # Nothing is left of a run that was refused.
         with contextlib.suppress(OSError):
-            mark.unlink()
-            mark.parent.rmdir()
-            run.rmdir()
-
-
-def _words_of_ranks(words: Sequence[str], run: Path) -> tuple[str, ...]:
-    """Returns the command that another rank is given, of this one's words."""
-    values, found, before = {"--cluster": "ranks", "--run": str(run)}, list[str](), ""
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if before in values:
-            found.append(values[before])
-        else:
-            found.append(f"{name}={values[name]}" if equals and name in values else word)
-        before = "" if before in values else word
-    return tuple(found)
+            path.unlink()
+            if made:  # nothing is left of a run that was refused
+                path.parent.rmdir()
+                run.rmdir()
 
 
 def _count(cluster: str) -> int:
@@ -189,6 +182,30 @@ def bundles_of(nodes: Sequence[dict[str, Any]], me: str, wanted: int) -> list[di
     return found[: wanted or len(found)]
 
 
+def require_alike(
+    nodes: Sequence[dict[str, Any]], me: str, bundles: Sequence[dict[str, float]]
+) -> None:
+    """Raises ValueError if this process, which learns as well, lacks the GPUs that others have, or has some.
+
+    The arguments are those of `bundles_of`, and its result.
+    """
+    mine = any(each["NodeID"] == me and each["Resources"].get("GPU") for each in nodes)
+    others = sum(
+        each["Alive"] and each["NodeID"] != me and each["Resources"].get("CPU", 0) >= 1
+        for each in nodes
+    )
+    if mine and len(bundles) > others:
+        raise ValueError(
+            f"{len(bundles)} ranks beside this one need as many other nodes, as they have GPUs of their own: "
+            f"there are {others}"
+        )
+    if any(bool(each.get("GPU")) != mine for each in bundles):
+        raise ValueError(
+            "this node learns as well, and it or another one has no GPUs: give the command on a node that is "
+            "as the others"
+        )
+
+
 def no_cluster(why: str) -> str:
     """Returns what a user is told where there is no cluster to join."""
     address = os.environ.get("RAY_ADDRESS")
@@ -209,9 +226,10 @@ class RayHosts:
         arguments = (str(run), str(count), json.dumps(ranks))
         self._beside = Beside(_MODULE, arguments, _tell, lost)
         # Ray itself tries for minutes, and then aborts.
-        said = self._beside.first(_JOIN_S)
+        patience_s = _JOIN_S + LOOK_S * bool(ranks.words)
+        said = self._beside.first(patience_s)
         if said is None:
-            said = {"error": no_cluster(f"it has not answered within {_JOIN_S:.0f} s")}
+            said = {"error": no_cluster(f"it has not answered within {patience_s:.0f} s")}
         if "hosts" not in said:
             raise SeedbedError(f"Ray: {said.get('error', 'it has failed to start: see above')}")
         self.count = int(said["hosts"])

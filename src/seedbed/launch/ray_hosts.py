@@ -10,6 +10,7 @@ carries nothing but that.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import json
@@ -27,7 +28,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from seedbed.files import load_json, write_json
-from seedbed.launch.ray_cluster import Ranks, bundles_of, no_cluster, rank_variables
+from seedbed.launch.ranks import PARENT
+from seedbed.launch.ray_cluster import LOOK_S, Ranks, bundles_of, no_cluster, require_alike
 from seedbed.machine import CORES
 from seedbed.printable import printable
 from seedbed.streams.beside import Parent
@@ -45,8 +47,8 @@ _ALONE_S = 120.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S, _EARLY_S = 1.0, 30.0, 30.0
 # Seconds after which it is told again that Ray has not placed all hosts.
 _PATIENCE_S = 15.0
-# Seconds in which a node must have said whether it sees the folder.
-_LOOK_S = 15.0
+# Seconds in which a folder that another machine has written is seen: NFS remembers what was not there.
+_SEEN_S = 4.0
 # Seconds in which a host must have ended.
 _END_S = 8.0
 _TAIL_BYTES = 4096
@@ -169,12 +171,18 @@ class HostParent:
             words = ("host", str(folder), "--cores", str(self._cores), "--trust-run")
             words = ranks.words or (*words, "--parent", str(os.getpid()))
             if ranks.words:
+                if not _sees(ranks.settled, ranks.content):
+                    raise FileNotFoundError(errno.ENOENT, f"it does not see {_folder_of(ranks)}")
+                # Modules of the user's own are found from there.
                 with contextlib.suppress(OSError):
                     os.chdir(ranks.folder)
-                settings |= rank_variables(self._number + 1, self._of) | {CORES: str(self._cores)}
+                number, of = str(self._number + 1), str(self._of)
+                settings |= {"RANK": number, "WORLD_SIZE": of, "LOCAL_WORLD_SIZE": "1"}
+                settings |= {CORES: str(self._cores), PARENT: str(os.getpid())}
             child = self._child = start_module("seedbed", words, settings, stdout=log, stderr=log)
             while child.poll() is None:
-                self._fetch(folder)
+                if self._fetch(folder) not in (None, ranks):
+                    child.terminate()  # the command was started again, perhaps with other options
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_TELL_S)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -210,7 +218,8 @@ class _Cluster:
         me = ray.get_runtime_context().get_node_id()
         self.bundles = bundles_of(ray.nodes(), me, wanted)
         if ranks.words:
-            _require_folder(Path(ranks.mark), ranks.content)
+            _require_folder(ranks)
+            require_alike(ray.nodes(), me, self.bundles)
 
     def begin(self, name: str, tell: Callable[[str], None]) -> None:
         """Places the actors of a run, or finds those that are there."""
@@ -259,34 +268,41 @@ class _Cluster:
         return f"hosts on different nodes need {wanted}; free in the whole cluster: {free}"
 
 
-def _require_folder(mark: Path, content: str) -> None:
-    """Raises ValueError if a node does not see a file with this content; those that do not answer may."""
-    alive = [each for each in ray.nodes() if each["Alive"]]
+def _require_folder(ranks: Ranks) -> None:
+    """Raises ValueError if a node does not see the run's folder; those that do not answer may."""
+    affinity = _strategies.NodeAffinitySchedulingStrategy
     asked = {
         ray.remote(_sees)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=_strategies.NodeAffinitySchedulingStrategy(
-                each["NodeID"], soft=False
-            ),
-        )
-        .remote(str(mark), content): each["NodeManagerHostname"]
-        for each in alive
+        .options(num_cpus=0, scheduling_strategy=affinity(each["NodeID"], soft=False))
+        .remote(ranks.settled, ranks.content): each["NodeManagerHostname"]
+        for each in ray.nodes()
+        if each["Alive"] and each["Resources"].get("CPU", 0) >= 1
     }
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
-    blind = sorted({asked[answer] for answer in answered if not ray.get(answer)})
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_S)
+    blind: set[str] = set()
+    for answer in answered:
+        with contextlib.suppress(ray.exceptions.RayError):
+            blind |= set() if ray.get(answer) else {asked[answer]}
     if blind:
         raise ValueError(
-            f"{', '.join(blind)} does not see {printable(mark.parents[1])}, in which all nodes that learn as "
+            f"{', '.join(sorted(blind))} does not see {_folder_of(ranks)}, in which all nodes that learn as "
             "one find one another: name a folder that all of them see with --run"
         )
 
 
 def _sees(path: str, content: str) -> bool:
-    try:
-        return Path(path).read_text() == content
-    except OSError:
-        return False
+    """Returns whether a file has this content, within a few seconds."""
+    until_s = time.monotonic() + _SEEN_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError):
+            if Path(path).read_text() == content:
+                return True
+        time.sleep(0.5)
+    return False
+
+
+def _folder_of(ranks: Ranks) -> str:
+    return printable(Path(ranks.settled).parents[1])
 
 
 def _text(resources: dict[str, float]) -> str:

@@ -38,8 +38,8 @@ from seedbed.types import SeedbedError
 
 _ROUND = "round.json"
 _TICK_S = 0.25
-# Seconds within which the ranks of a job are all there.
-_SETTLE_S = 120.0
+SETTLE_S = 120.0
+"""Seconds within which the ranks of a job are all there, where one launcher starts all."""
 _SIGN_S = 1.0
 # Seconds without a sign after which another rank is gone, and after which rank 0 is: its machine may be slow.
 _GONE_S, _LEADER_GONE_S = 15.0, 60.0
@@ -143,15 +143,15 @@ class Supervisor:
         self._sign, self._watched = Sign(token, 0), Watched(self._run, token)
         self._since_s = time.monotonic()
 
-    def lead(self, token: str, parts: Parts) -> int:
+    def lead(self, token: str, parts: Parts, settle_s: float) -> int:
         """Leads the ranks until the run has ended; returns the exit status of the member that leads.
 
-        `token` is of this start of rank 0. Raises StoppedEarly after a signal that the member has not obeyed
-        itself, and SeedbedError if rounds bring no checkpoint.
+        `token` is of this start of rank 0, which waits `settle_s` for the others. Raises StoppedEarly after a
+        signal that the member has not obeyed itself, and SeedbedError if rounds bring no checkpoint.
         """
         self._begin(token)
         others = range(1, self._rank.of)
-        self._wait(lambda: self.stop() or len(self._present()) == len(others), _SETTLE_S)
+        self._wait(lambda: self.stop() or len(self._present()) == len(others), settle_s)
         number, early, step = 0, 0, step_of(self._run)
         while not self.stop():
             number += 1

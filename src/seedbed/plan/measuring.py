@@ -31,6 +31,7 @@ from seedbed.machine import usable_cores
 from seedbed.plan.costs import CallCost
 from seedbed.plan.engine import NOTHING, Company, Cost
 from seedbed.plan.played import APART, PLAYED, PlayedPool, clocks
+from seedbed.plan.stepping import REST_S
 from seedbed.run.devices import Device
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import EpisodeStatistics
@@ -69,11 +70,12 @@ def cost_of(spent: Sequence[np.ndarray], device: Device) -> Cost:
     return Cost(cpu_s, min(usable_cores(), max(1.0, width)))
 
 
-def repeated(call: Callable[[], Any], seconds: float) -> list[np.ndarray]:
-    """Returns the costs of calls, after one that does not count."""
+def repeated(call: Callable[[], Any], seconds: float, rest_s: float = 0.0) -> list[np.ndarray]:
+    """Returns the costs of calls, each after a rest, after one that does not count."""
     call()
     spent, until = list[np.ndarray](), time.perf_counter() + seconds
     while len(spent) < _FEWEST or time.perf_counter() < until:
+        time.sleep(rest_s)
         begun = clocks()
         call()
         spent.append(clocks() - begun)
@@ -120,8 +122,11 @@ class TimedSink:
 class SameBatch:
     """A source that gives the same batch again and again, and reads the clocks before each."""
 
-    def __init__(self, parts: list[FrameTrajectory], seconds: float) -> None:
-        self._parts, self._read, self._seconds = parts, list[np.ndarray](), seconds
+    def __init__(self, parts: list[FrameTrajectory], seconds: float, rest_s: float = 0.0) -> None:
+        self._parts, self._seconds, self._rest_s = parts, seconds, rest_s
+        self._read: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # when an update ends, and the next begins
         self._until_s = float("inf")
         self.env_steps, self.steps = 0, 1
         self.priorities: Tree = ()
@@ -129,7 +134,8 @@ class SameBatch:
     @property
     def spent(self) -> list[np.ndarray]:
         """The costs of updates, but for the first: it compiles."""
-        return list(np.diff(self._read[1:], axis=0))
+        begun, ended = self._read[1:-1], self._read[2:]
+        return [end[0] - begin[1] for begin, end in zip(begun, ended, strict=True)]
 
     @property
     def over(self) -> bool:
@@ -139,7 +145,9 @@ class SameBatch:
     def take(self, timeout_s: float) -> list[FrameTrajectory]:
         """Returns the batch."""
         del timeout_s
-        self._read.append(clocks())
+        ended = clocks()
+        time.sleep(self._rest_s)
+        self._read.append((ended, clocks()))
         if len(self._read) == 2:
             self._until_s = time.perf_counter() + self._seconds
         return [] if self.over else self._parts
@@ -244,7 +252,7 @@ class Bench:
 
     def calls(self) -> list[CallCost]:
         """Measures turns of the inference thread with each compiled number of groups."""
-        found = []
+        found, self.pool.rest_s = [], REST_S
         for groups in self.inference.sizes:
             self.pool.wished, self.pool.spent, self.sink.spent = groups, [], []
             self._turns(self._seconds)
@@ -254,6 +262,7 @@ class Bench:
             # The rest of a turn is Python, which uses one core.
             host = max(0.0, turn - keep - program.cpu_s)
             found.append(CallCost(groups, Cost(host), program, Cost(keep)))
+        self.pool.rest_s = 0.0  # beside other threads it is their rests that count
         return found
 
     def _turns(self, seconds: float) -> None:
@@ -271,7 +280,7 @@ class Bench:
             output = self.inference.act(timestep, list(range(groups)))
             jax.tree.map(np.asarray, output.action)
 
-        return cost_of(repeated(act, 0.5 * self._seconds), self.device)
+        return cost_of(repeated(act, 0.5 * self._seconds, REST_S), self.device)
 
     def seal(self) -> Cost:
         """Returns what sealing costs for one step of a group. Call `calls` first."""
@@ -316,7 +325,8 @@ class Bench:
         if sharded:
             updater = NoShards(jax.device_put(self.state, self.device))
         learner = Learner(self.agent, self._stack, [self.device], jax.random.key(1), updater)
-        again = SameBatch(parts, 2 * self._seconds)
+        # What learns from unrolls waits for them; replay has a batch at once.
+        again = SameBatch(parts, 2 * self._seconds, REST_S * (self.feed is None))
         LearnerLoop(learner, [self.inference], again).run(threading.Event())
         self._learner, self._parts = learner, parts
         self._updating = np.median(again.spent, axis=0)

@@ -17,6 +17,7 @@ from seedbed.actors.slots import Slot, SlotLayout
 from seedbed.actors.wire import Kind, StepCodec
 from seedbed.plan.costs import StreamCosts
 from seedbed.plan.engine import Cost
+from seedbed.plan.stepping import REST_S
 from seedbed.streams.connection import Connection
 from seedbed.streams.credentials import ensure_credentials, learner_context
 from seedbed.types import SeedbedError
@@ -98,20 +99,33 @@ def _measure(
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(spent) < 2 * _WARM:
         number = len(spent)
-        begun = time.thread_time()
-        up = actor.codec.step(1, number + 1, steps[number % len(steps)])
-        actor.connection.send(up)
-        sent = time.thread_time()
-        learner.take(actor, publish)
-        taken = time.thread_time()
-        down = learner.codec.answer(1, number + 1, slot.action)
-        learner.connection.send(down)
-        answered = time.thread_time()
-        actor.take(learner, obey)
-        ends = [begun, sent, taken, answered, time.thread_time()]
-        spent.append(np.diff(ends).tolist())
+        sent: list[bytes] = []
+
+        def send(number: int = number, sent: list[bytes] = sent) -> None:
+            sent.append(actor.codec.step(1, number + 1, steps[number % len(steps)]))
+            actor.connection.send(sent[-1])
+
+        def answer(number: int = number, sent: list[bytes] = sent) -> None:
+            sent.append(learner.codec.answer(1, number + 1, slot.action))
+            learner.connection.send(sent[-1])
+
+        parts = (
+            send,
+            lambda: learner.take(actor, publish),
+            answer,
+            lambda: actor.take(learner, obey),
+        )
+        spent.append([_after_rest(part) for part in parts])
+        up, down = sent
         sizes.append((len(up), len(down)))
-    parts = zip(*spent[_WARM:], strict=True)
-    send, take, answer, read = (Cost(statistics.median(part)) for part in parts)
+    costs = [Cost(statistics.median(part)) for part in zip(*spent[_WARM:], strict=True)]
     up_bytes, down_bytes = (statistics.fmean(part) for part in zip(*sizes, strict=True))
-    return StreamCosts(send, take, answer, read, up_bytes, down_bytes)
+    return StreamCosts(*costs, up_bytes, down_bytes)
+
+
+def _after_rest(part: Callable[[], None]) -> float:
+    """Returns the CPU seconds of a part after a rest, as it has one in a run."""
+    time.sleep(REST_S)
+    begun = time.thread_time()
+    part()
+    return time.thread_time() - begun

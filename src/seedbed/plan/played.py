@@ -100,6 +100,7 @@ class PlayedPool(ActorPool):
         self.peer = PlayedPeer(self, env)
         self.wished = 1
         self.between: Callable[[], None] = lambda: None  # is called between turns
+        self.rest_s = 0.0  # before each turn
         self.spent: list[np.ndarray] = []  # of each turn
         self._idle = collections.deque(range(groups))
         self._began: np.ndarray | None = None
@@ -115,6 +116,7 @@ class PlayedPool(ActorPool):
             if self._began is not None:
                 self.spent.append(clocks() - self._began)
             self.between()
+            time.sleep(self.rest_s)
             assert self.layout is not None
             for _ in range(self.wished):
                 self.peer.publish(self._idle.popleft())

@@ -27,6 +27,8 @@ from seedbed.types import Box, EnvSpec, SeedbedError, Tree
 
 _ECHOES = 300
 _WARM_S = 0.2
+REST_S = 0.0005
+"""Seconds of rest before what waits for others in a run: caches and cores are cold after a wait."""
 
 
 def random_actions(
@@ -53,6 +55,7 @@ def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[fl
     until = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < until or not spent:
         slot.action[...] = random_actions(host.spec, slot.timestep.observation, size, rng)
+        time.sleep(REST_S)
         begun, used = time.perf_counter(), time.process_time()
         leaves = trees.leaves(host.step(slot.action.copy()))
         assert slot.fits(leaves)

@@ -124,7 +124,7 @@ class CentralConfig(_HostConfig):
     save_replay: bool = True
     """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
     learners: int = 1
-    """Processes of a job (--cluster ranks or slurm) that learn as one, each with actors of its own."""
+    """Processes of a job (--cluster ranks, ray or slurm) that learn as one, each with actors of its own."""
 
     runtime: ClassVar[str] = "central"
 
