@@ -325,8 +325,7 @@ class Bench:
         if sharded:
             updater = NoShards(jax.device_put(self.state, self.device))
         learner = Learner(self.agent, self._stack, [self.device], jax.random.key(1), updater)
-        # What learns from unrolls waits for them; replay has a batch at once.
-        again = SameBatch(parts, 2 * self._seconds, REST_S * (self.feed is None))
+        again = SameBatch(parts, 2 * self._seconds, REST_S)
         LearnerLoop(learner, [self.inference], again).run(threading.Event())
         self._learner, self._parts = learner, parts
         self._updating = np.median(again.spent, axis=0)
