@@ -338,7 +338,7 @@ class Bench:
         share, and to the caches.
         """
         each_s, turn_s = self._turning(lambda: True)
-        again = SameBatch(self._parts, float("inf"))
+        again = SameBatch(self._parts, float("inf"), REST_S)
         loop, stop = LearnerLoop(self._learner, [self.inference], again), threading.Event()
         begun_s, between_s = time.process_time(), self._between_s
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
