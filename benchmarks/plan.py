@@ -1,7 +1,7 @@
 """Predictions of `seedbed plan` against runs of the same configurations on this machine.
 
     python benchmarks/plan.py --sections predict    # calibrates, predicts and saves, about 10 minutes
-    python benchmarks/plan.py --sections measure    # trains each for half a minute and judges the predictions
+    python benchmarks/plan.py --sections measure    # trains each three times and judges them, 25 minutes
     python benchmarks/plan.py --sections actors     # what --actors auto chooses against a grid, 30 minutes
     python benchmarks/plan.py --only cartpole/ppo   # some cases, the first two; nothing is saved
 
@@ -36,7 +36,8 @@ from seedbed.run.lines import read_lines
 RESULT = Path(__file__).parent / "results" / "plan.json"
 SECTIONS = ("predict", "measure", "actors")
 CHOSEN, GRID_ROUNDS, PAIRS = ("cartpole/impala", "pong/impala"), 2, 6
-SETTLE_S, LOADING_S, SECONDS, STARTED_S = 5.0, 10.0, 20.0, 90.0
+SETTLE_S, LOADING_S, SECONDS, STARTED_S = 5.0, 10.0, 10.0, 90.0
+ROUNDS = 3  # of measurements, in which cases take turns
 MEDIAN, WORST = 0.2, 0.4  # the errors that are allowed
 TRAIN = ["--steps", "1e9", "--evaluate-every", "0", "--log-every-s", "0.5"]
 # A run learns as soon as this is there, not after a minute.
@@ -179,6 +180,23 @@ def swept(name: str, seconds: float) -> dict[str, Any]:
     return {"chosen": chosen, "best": best, "ratio": ratio, "ratios": ratios, "actors": rows}
 
 
+def measured(
+    chosen: dict[str, Case], rows: dict[str, dict[str, Any]], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Trains each case once a round, forward and back, and judges medians; returns rows by name."""
+    every: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    for number in range(ROUNDS):
+        for name in [*chosen][:: -1 if number % 2 else 1]:
+            every[name].append(measure(chosen[name], seconds))
+            print(f"{name:<32} {every[name][-1]['steps_per_s']:>9,.0f} steps/s", flush=True)
+    found: dict[str, dict[str, Any]] = {}
+    for name, runs in every.items():
+        medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        found[name] = judged(name, rows[name], medians)
+        found[name]["every_steps_per_s"] = [run["steps_per_s"] for run in runs]
+    return found
+
+
 def judged(name: str, foretold: dict[str, Any], found: dict[str, float]) -> dict[str, Any]:
     """Prints and returns a case."""
     said = foretold["predicted"]
@@ -231,10 +249,7 @@ def main() -> int:
             rows = json.loads(RESULT.read_text())["predictions"]["rows"]
         if "measure" not in given.sections:
             return 0
-        found = {
-            name: judged(name, rows[name], measure(case, given.seconds))
-            for name, case in chosen.items()
-        }
+        found = measured(chosen, rows, given.seconds)
     except CommandError as error:
         raise SystemExit(str(error)) from None
     errors = [abs(row["error"]) for row in found.values()]

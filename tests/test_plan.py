@@ -34,7 +34,7 @@ from seedbed.plan import measuring, playing
 from seedbed.plan import predict as predicting
 from seedbed.plan.acting import Sizes
 from seedbed.plan.calibration import calibrated, key_of, path_of
-from seedbed.plan.costs import CallCost, from_json, to_json
+from seedbed.plan.costs import CallCost, from_json, median_of, to_json
 from seedbed.plan.engine import (
     NOTHING,
     Card,
@@ -550,6 +550,13 @@ def test_parts_of_gorila_are_measured(tmp_path, monkeypatch):
     # A batch is larger than a step of a group.
     assert found.replay.draw.shard > found.replay.row.shard
     assert from_json(to_json(found)) == found
+
+
+def test_of_several_measurements_each_field_counts_by_its_median():
+    stream = calibration(acting()).stream
+    measured = [(acting(x, y, z), stream) for x, y, z in ((3, 1, 9), (1, 2, 8), (2, 9, 7))]
+    assert median_of(measured) == (acting(2, 2, 8), stream)
+    assert median_of([(acting(x), None) for x in (5, 1, 3)]) == (acting(3), None)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.plan import iterations, messages, replay_trips, round_trips, stepping
 from seedbed.plan.acting import Sizes
-from seedbed.plan.costs import ActingCosts, Calibration, ShardCosts, from_json, to_json
+from seedbed.plan.costs import (
+    ActingCosts,
+    Calibration,
+    ShardCosts,
+    StreamCosts,
+    from_json,
+    median_of,
+    to_json,
+)
 from seedbed.plan.engine import Cost
 from seedbed.plan.fused import Iteration
 from seedbed.plan.hosts import HostKind, machines_of
@@ -49,6 +57,8 @@ from seedbed.version import __version__
 FORM = 4
 """The number of what is measured and how: another one, and nothing that was kept is used."""
 _SHARDS = (1, 3)  # with which round trips are measured
+# How often each part of a learner is measured, in turn: what one measurement says is off by a fifth at times.
+_ROUNDS = 3
 Tell = Callable[[str], None]
 
 
@@ -206,7 +216,7 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
     if isinstance(runtime, FusedConfig):
         assert is_on_device(env)
         tell("rollouts and updates")
-        costs = iterations.measure(env, config.agent, runtime, 2 * seconds)
+        costs = iterations.measure(env, config.agent, runtime, 2 * _ROUNDS * seconds)
         return _replaced(begun, fused=costs)
     assert isinstance(runtime, CentralConfig | ParamServerConfig) and not is_on_device(env)
     size, sharded = runtime.envs_per_actor // GROUPS, isinstance(runtime, ParamServerConfig)
@@ -215,29 +225,30 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
     crowded, _ = stepping.measure(env, size, max(1, int(usable_cores())), seconds)
     with (
         tempfile.TemporaryDirectory() as folder,
-        bench(env, config.agent, size, Path(folder), seconds) as parts,
+        bench(env, config.agent, size, Path(folder), seconds / _ROUNDS) as parts,
     ):
-        tell("inference")
-        calls = tuple(parts.calls())
-        tell("learning")
-        batch = parts.batch()
-        update, priorities = parts.update(batch, sharded)
-        acting = ActingCosts(
-            step=Cost(alone),
-            crowding=max(0.0, crowded / alone - 1.0),
-            wake_s=wake_s,
-            calls=calls,
-            update=update,
-            seal=parts.seal(),
-            draw=parts.draw(priorities),
-            company=parts.company(),
-        )
-        stream = None
-        if isinstance(runtime, CentralConfig) and runtime.listen:
-            tell("streams")
-            layout = parts.pool.layout
-            assert layout is not None
-            stream = messages.measure(layout, parts.pool.peer.steps, seconds)
+        layout, streams = parts.pool.layout, isinstance(runtime, CentralConfig) and runtime.listen
+        rounds: list[tuple[ActingCosts, StreamCosts | None]] = []
+        for number in range(_ROUNDS):
+            tell(f"inference, learning{', streams' * bool(streams)} ({number + 1} of {_ROUNDS})")
+            calls = tuple(parts.calls())
+            update, priorities = parts.update(parts.batch(), sharded)
+            acting = ActingCosts(
+                step=Cost(alone),
+                crowding=max(0.0, crowded / alone - 1.0),
+                wake_s=wake_s,
+                calls=calls,
+                update=update,
+                seal=parts.seal(),
+                draw=parts.draw(priorities),
+                company=parts.company(),
+            )
+            stream = None
+            if streams:
+                assert layout is not None
+                stream = messages.measure(layout, parts.pool.peer.steps, seconds / _ROUNDS)
+            rounds.append((acting, stream))
+        acting, stream = median_of(rounds)
         spec, timesteps = parts.pool.spec, parts.pool.played()
     if not sharded:
         return _replaced(begun, acting=acting, stream=stream)

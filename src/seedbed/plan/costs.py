@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from seedbed.plan.engine import ALONE, NOTHING, Company, Cost
 
 MB = 1e6
+T = TypeVar("T")
 
 
 class CallCost(NamedTuple):
@@ -126,6 +129,21 @@ class Calibration:
     replay: ReplayCosts | None = None  # of a shard on this machine
     far_replay: ReplayCosts | None = None  # of one on another, over TLS
     fused: FusedCosts | None = None
+
+
+def median_of(measured: Sequence[T]) -> T:
+    """Returns the medians of what was measured several times, field by field."""
+    one = measured[0]
+    if one is None or isinstance(one, str):
+        return one
+    if isinstance(one, int | float):
+        return type(one)(statistics.median(measured))  # type: ignore[type-var, arg-type]
+    if dataclasses.is_dataclass(one):
+        found = {name: median_of([vars(each)[name] for each in measured]) for name in vars(one)}
+        return dataclasses.replace(one, **found)  # type: ignore[type-var]
+    assert isinstance(one, tuple), type(one)
+    fields = [median_of(each) for each in zip(*measured, strict=True)]  # type: ignore[call-overload]
+    return type(one)(*fields) if hasattr(one, "_fields") else type(one)(fields)
 
 
 def to_json(calibration: Calibration) -> dict[str, Any]:

@@ -218,6 +218,7 @@ class Bench:
         self.inference.compile(spec)
         self._sealing_s = self._between_s = 0.0  # CPU seconds of this thread so far
         self._batch: list[FrameTrajectory] = []
+        self._learner: Learner | None = None
         self.feed: ReplayFeed | None = None
         if learns_from_replay(self.agent):
             # In memory: files are written while nothing waits for them.
@@ -321,13 +322,17 @@ class Bench:
 
         With `sharded`, it ends with the gradient on the host.
         """
-        updater: Updater = LocalUpdater(self.agent, self.state, [self.device])
-        if sharded:
-            updater = NoShards(jax.device_put(self.state, self.device))
-        learner = Learner(self.agent, self._stack, [self.device], jax.random.key(1), updater)
+        if self._learner is None:
+            updater: Updater = LocalUpdater(self.agent, self.state, [self.device])
+            if sharded:
+                updater = NoShards(jax.device_put(self.state, self.device))
+            self._learner = Learner(
+                self.agent, self._stack, [self.device], jax.random.key(1), updater
+            )
+        learner = self._learner
         again = SameBatch(parts, 2 * self._seconds, REST_S)
         LearnerLoop(learner, [self.inference], again).run(threading.Event())
-        self._learner, self._parts = learner, parts
+        self._parts = parts
         self._updating = np.median(again.spent, axis=0)
         return cost_of(again.spent, self.device), again.priorities
 
@@ -339,6 +344,7 @@ class Bench:
         """
         each_s, turn_s = self._turning(lambda: True)
         again = SameBatch(self._parts, float("inf"), REST_S)
+        assert self._learner is not None
         loop, stop = LearnerLoop(self._learner, [self.inference], again), threading.Event()
         begun_s, between_s = time.process_time(), self._between_s
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
