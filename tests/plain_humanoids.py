@@ -331,7 +331,13 @@ class PlainH1(Plain):
         body = [self.read("gyro"), self.read("upvector"), joints - self.pose, speeds]
         servos = [speeds, joints - self.data.ctrl]
         gait = [self.now, self.waves(), self.hertz, 0.0, self.top]
-        return {"state": np.hstack([*body, self.action, command, *servos, *gait])}
+        state = np.hstack([*body, self.action, command, *servos, *gait])
+        return {"state": state, "privileged": np.hstack([state, *self.unseen()])}
+
+    def unseen(self) -> list[Any]:
+        """Ours: Playground's critics see what the policy does."""
+        trunk = [self.read(name) for name in ("local_linvel", "gyro", "upvector")]
+        return [*trunk, self.data.qvel[6:], self.data.qpos[2], self.height, self.speeds().ravel()]
 
     def terms(self, action: np.ndarray, command: np.ndarray, fallen: bool) -> Terms:
         pose = 0.0

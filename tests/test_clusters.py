@@ -134,12 +134,25 @@ def test_what_hosts_need_is_settled_with_them(capsys):
 
 def test_what_rank_0_has_settled_the_others_read(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "start_module", None)
+    monkeypatch.setenv("SEEDBED_PARENT", "1")
     path = tmp_path / job.SETTLED
     path.parent.mkdir()
-    path.write_text('{"fused": {}}')
+    path.write_text('{"start": "a", "config": {"fused": {}}}')
     assert job.settled(tmp_path) == {"fused": {}}
     (tmp_path / "config.json").write_text('{"central": {}}')
     assert job.settled(tmp_path) == {"central": {}}
+
+
+def test_a_job_that_is_to_go_on_settles_what_it_would_begin_with(tmp_path, monkeypatch, capfd):
+    """Wherever `--resume` stands; without a name there is nothing to begin with."""
+    run = tmp_path / "run"
+    words = ["--resume", "cartpole/impala", "--run", str(run)]
+    monkeypatch.setattr(sys, "argv", ["seedbed", "train", *words])
+    assert "central" in job.settled(run)
+    monkeypatch.setattr(sys, "argv", ["seedbed", "train", "--resume", "--run", str(run)])
+    with pytest.raises(SystemExit):
+        job.settled(run)
+    assert "is not the folder of a run" in capfd.readouterr().err
 
 
 def test_the_folder_of_a_job():

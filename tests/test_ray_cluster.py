@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from seedbed import cli
 from seedbed.exit_status import TemporaryError
-from seedbed.launch import ray_cluster, together
+from seedbed.launch import ray_cluster
 from seedbed.launch.job import SETTLED, settled
+from seedbed.launch.ranks import PARENT
 from seedbed.launch.ray_cluster import RayHosts, bundles_of
 from seedbed.types import SeedbedError
 from waiting import wait_for
@@ -112,28 +114,36 @@ def test_what_is_to_learn_as_one_is_refused_before_it_starts_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_learn_what_rank_0_has_settled_and_nothing_is_left(tmp_path):
+def test_ranks_learn_what_rank_0_has_settled_and_nothing_is_left(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    with ray_cluster._settled_in(run, {"fused": {}}) as content:
-        assert (run / SETTLED).read_text() == content
-        assert settled(run).items() >= {"fused": {}}.items()
+    with ray_cluster._settled_in(run, {"fused": {}}) as start:
+        assert json.loads((run / SETTLED).read_text())["start"] == start
+        monkeypatch.setenv(PARENT, "1")
+        assert settled(run) == {"fused": {}}
     assert not run.exists()
     run.joinpath("listen").mkdir(parents=True)
     with ray_cluster._settled_in(run, {"fused": {}}) as again:
-        assert again != content
+        assert again != start
     assert list(run.rglob("*.json")) == [] and run.is_dir()
+
+
+def test_what_a_killed_command_has_left_only_ranks_of_ray_believe(tmp_path, monkeypatch):
+    path = tmp_path / SETTLED
+    path.parent.mkdir()
+    path.write_text('{"start": "a", "config": {"fused": {}}}')
+    monkeypatch.setattr(sys, "argv", ["seedbed", "train", "cartpole/impala"])
+    assert "central" in settled(tmp_path)
 
 
 def test_a_second_start_does_not_touch_the_ranks_of_the_first(tmp_path):
     run = tmp_path / "run"
-    run.mkdir()
-    with (
-        together.only(run, 0),
-        pytest.raises(TemporaryError, match="another process is rank 0"),
-        ray_cluster._settled_in(run, {}),
-    ):
-        pytest.fail("two start at once")
-    assert not (run / SETTLED).exists()
+    with ray_cluster._settled_in(run, {}) as first:
+        with (
+            pytest.raises(TemporaryError, match="another process has Ray start ranks of"),
+            ray_cluster._settled_in(run, {}),
+        ):
+            pytest.fail("two start at once")
+        assert json.loads((run / SETTLED).read_text())["start"] == first
 
 
 def test_nodes_that_learn_as_one_have_gpus_or_none():

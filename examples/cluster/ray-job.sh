@@ -1,9 +1,8 @@
 #!/bin/bash
 # A run on a Ray cluster, as a job on its head; all nodes have `pip install 'seedbed[ray]'`:
 #   examples/cluster/ray-job.sh http://head.example.org:8265 cartpole/gorila /srv/runs/cartpole
-#   examples/cluster/ray-job.sh http://head.example.org:8265 ant /shared/ant --trusted-interface eth0
-# Submitted again, it goes on with the run, whose folder is one of the head's; of one learner, one that all nodes see.
+# Submitted again, it goes on with the run, whose folder is one of the head's. Where all nodes learn as one, it must be one
+# that all see, and the last line needs --trusted-interface.
 set -eu
 address=$1 what=$2 run=$3
-shift 3
-ray job submit --address "$address" -- seedbed train "$what" --cluster ray --run "$run" "$@"
+ray job submit --address "$address" -- seedbed train "$what" --cluster ray --run "$run"

@@ -62,28 +62,29 @@ def joystick_ppo(env: Environment, steps: int, **options: Any) -> TrainConfig:
     return on_device_ppo(env, steps, **shared | options)
 
 
-def biped_ppo(env: Environment, equivariant: bool | None = None) -> TrainConfig:
-    """A robot on two legs that follows a joystick with PPO.
+def biped_ppo(
+    env: Environment, equivariant: bool | None = None, steps: int = 100_000_000, **options: Any
+) -> TrainConfig:
+    """A robot on two legs that follows a joystick with PPO; `options` as in `joystick_ppo`.
 
     It needs large minibatches, and noise that does not fade soon: with little, it learned to stand, and fell
     when it was to go. With a least scale of 0.2 it did not learn to turn.
 
     Networks are equivariant if the task has a mirror, unless `equivariant` says whether: that needs no model.
     """
-    return joystick_ppo(
-        env,
-        100_000_000,
-        batch=2048,
-        epochs=4,
-        minibatches=8,
-        learning_rate=1e-3,
-        schedule="adaptive",
-        target_kl=0.02,
-        initial_scale=0.4,
-        least_scale=0.12,
-        entropy_cost=0.003,
-        equivariant=env.spec.mirror is not None if equivariant is None else equivariant,
-    )
+    shared: dict[str, Any] = {
+        "batch": 2048,
+        "epochs": 4,
+        "minibatches": 8,
+        "learning_rate": 1e-3,
+        "schedule": "adaptive",
+        "target_kl": 0.02,
+        "initial_scale": 0.4,
+        "least_scale": 0.12,
+        "entropy_cost": 0.003,
+        "equivariant": env.spec.mirror is not None if equivariant is None else equivariant,
+    }
+    return joystick_ppo(env, steps, **shared | options)
 
 
 def suite_ppo(env: Environment, steps: int = 10_000_000, **options: Any) -> TrainConfig:

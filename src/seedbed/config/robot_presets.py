@@ -89,6 +89,22 @@ def t1_joystick_ppo() -> TrainConfig:
     )
 
 
+def h1_joystick_ppo() -> TrainConfig:
+    """Unitree's H1, a humanoid, follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.h1 import H1Joystick, H1Scales
+
+    # With the weights that the task is judged by, it learns to walk in its gait, but not where it is told to.
+    scales = H1Scales(feet_phase=12.0, tracking_lin_vel=8.0, tracking_ang_vel=3.0)
+    return biped_ppo(
+        H1Joystick(scales=scales),
+        equivariant=True,
+        steps=80_000_000,
+        epochs=2,
+        initial_scale=0.3,
+        least_scale=0.08,
+    )
+
+
 def spot_joystick_ppo() -> TrainConfig:
     """Boston Dynamics' Spot follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.spot import SpotJoystick, SpotScales

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from seedbed.config.flags import TrainArguments
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.launch.as_one import learners_of
-from seedbed.launch.ranks import Rank
+from seedbed.launch.ranks import PARENT, Rank
 from seedbed.printable import printable
 from seedbed.run.bucket import address_of
 from seedbed.run.folder import CONFIG, RunFolder
@@ -27,7 +28,7 @@ from seedbed.types import SeedbedError
 JOB = f"{FOLDER}/job.json"
 """A file in a run's folder: the job that trains it, and how its rank 0 has ended."""
 SETTLED = f"{FOLDER}/settled.json"
-"""A file in a run's folder: the configuration before the run has one, where rank 0 alone has settled it."""
+"""A file in a run's folder: the configuration before the run has one, for ranks that Ray starts."""
 
 
 class Job(NamedTuple):
@@ -105,14 +106,19 @@ def more_for(given: TrainArguments) -> Callable[[TrainConfig], list[str]] | None
 def settled(run: Path | None) -> dict[str, Any]:
     """Returns the configuration of a run, or what this command line asks for, as JSON.
 
-    A child settles it, as JAX must not start here, unless rank 0 has. Raises SystemExit if the child refuses
-    it.
+    A child settles it, as JAX must not start here, unless rank 0 has for a rank of Ray's. Raises SystemExit
+    if the child refuses it.
     """
-    for path in [run / CONFIG, run / SETTLED] if run is not None else []:
-        with contextlib.suppress(OSError, ValueError):
-            return dict(load_json(path))
+    with contextlib.suppress(OSError, ValueError):
+        if run is not None:
+            return dict(load_json(run / CONFIG))
+    with contextlib.suppress(OSError, ValueError):
+        # Others must not believe what a command has left that was killed.
+        if run is not None and PARENT in os.environ:
+            return dict(load_json(run / SETTLED)["config"])
     words = sys.argv[2:]
-    if not words[0].startswith("-"):
+    asked = flags.split_train_arguments(words).request
+    if asked.what is not None or asked.file is not None:
         # The job goes on with the run once there is one.
         words = [word for word in words if word != "--resume"]
     settings = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

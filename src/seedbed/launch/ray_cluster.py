@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seedbed import strict_json
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
+from seedbed.files import write_json
 from seedbed.launch import as_one, cluster, together
 from seedbed.launch.cluster import Change, say
 from seedbed.launch.job import SETTLED, folder_of, options_for, require_idle, settled
@@ -47,7 +47,7 @@ class Ranks(NamedTuple):
     words: tuple[str, ...] = ()  # of the command; none: a host is started
     folder: str = ""  # in which the command was given
     settled: str = ""  # the file of `SETTLED`, which every node must see
-    content: str = ""  # of it
+    start: str = ""  # of the command, which the file tells
 
 
 _HOSTS = Ranks()
@@ -104,14 +104,14 @@ def _learn_as_one(given: TrainArguments, config: dict[str, Any], wanted: int) ->
     """Trains as rank 0 of those that Ray starts, one on each node; returns the exit status."""
     asked = flags.given(given.rest, "--learners")
     rank = Rank(0, (wanted or 1) + 1, 1, 0.0, "", "")
-    folder = folder_of(given.request.run, rank).resolve()
+    folder = folder_of(given.request.run, rank).absolute()
     interface = as_one.interface_of(rank, given.interface)
-    with _settled_in(folder, config) as content:
+    with _settled_in(folder, config) as start:
         learners = ("--learners", asked) if asked else ()
         # Of what the command asks for, the others need to know no more than its configuration.
         words = ("--run", str(folder), "--cluster", "ranks", "--trusted-interface", interface[0])
         words = ("train", "--resume", *words, *learners, "--trust-run")
-        ranks = Ranks(words, str(Path.cwd()), str(folder / SETTLED), content)
+        ranks = Ranks(words, str(Path.cwd()), str(folder / SETTLED), start)
         with RayHosts(folder, wanted, ranks) as hosts:
             rank = rank._replace(of=hosts.count + 1)
             as_one.learn_as_one(config, rank, asked)
@@ -122,33 +122,31 @@ def _learn_as_one(given: TrainArguments, config: dict[str, Any], wanted: int) ->
 
 @contextlib.contextmanager
 def _settled_in(run: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Writes a configuration where the other ranks find it; yields the text, which no other start has.
+    """Writes a configuration where the other ranks find it; yields what tells this start from others.
 
     Raises TemporaryError if another process trains into the folder, or is about to.
     """
-    path, made = run / SETTLED, not run.exists()
-    if not made:
-        require_idle(run)
-        with together.only(run, 0) or contextlib.nullcontext():
-            pass
-    content = strict_json.dumps({**config, "start": secrets.token_hex(16)})
-    try:
-        # As a run makes its folder, which others must not be able to write.
-        run.mkdir(0o755, parents=True, exist_ok=True)
-        path.parent.mkdir(0o700, exist_ok=True)
-        path.write_text(content)
-    except OSError as error:
-        raise SeedbedError(
-            f"{printable(path)} cannot be written ({error.strerror}): name another folder with --run"
-        ) from error
-    try:
-        yield content
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-            if made:  # nothing is left of a run that was refused
-                path.parent.rmdir()
-                run.rmdir()
+    path, start, made = run / SETTLED, secrets.token_hex(16), not run.exists()
+    require_idle(run)
+    with together.only(run, "ray") or contextlib.nullcontext():
+        try:
+            # As a run makes its folder, which others must not be able to write.
+            run.mkdir(0o755, parents=True, exist_ok=True)
+            path.parent.mkdir(0o700, exist_ok=True)
+            write_json(path, {"start": start, "config": config})
+        except OSError as error:
+            raise SeedbedError(
+                f"{printable(path)} cannot be written ({error.strerror}): name another folder with --run"
+            ) from error
+        try:
+            yield start
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                if made:  # nothing is left of a run that was refused
+                    together.lock_of(run, "ray").unlink()
+                    path.parent.rmdir()
+                    run.rmdir()
 
 
 def _count(cluster: str) -> int:

@@ -171,7 +171,7 @@ class HostParent:
             words = ("host", str(folder), "--cores", str(self._cores), "--trust-run")
             words = ranks.words or (*words, "--parent", str(os.getpid()))
             if ranks.words:
-                if not _sees(ranks.settled, ranks.content):
+                if not _sees(ranks.settled, ranks.start):
                     raise FileNotFoundError(errno.ENOENT, f"it does not see {_folder_of(ranks)}")
                 # Modules of the user's own are found from there.
                 with contextlib.suppress(OSError):
@@ -181,8 +181,9 @@ class HostParent:
                 settings |= {CORES: str(self._cores), PARENT: str(os.getpid())}
             child = self._child = start_module("seedbed", words, settings, stdout=log, stderr=log)
             while child.poll() is None:
-                if self._fetch(folder) not in (None, ranks):
-                    child.terminate()  # the command was started again, perhaps with other options
+                now = self._fetch(folder)
+                if now is not None and (now.words, now.folder) != (ranks.words, ranks.folder):
+                    child.terminate()  # the command was started again with other options
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_TELL_S)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -215,7 +216,7 @@ class _Cluster:
             log_to_driver=False,
             logging_level="ERROR",
         )
-        me = ray.get_runtime_context().get_node_id()
+        self.me = me = ray.get_runtime_context().get_node_id()
         self.bundles = bundles_of(ray.nodes(), me, wanted)
         if ranks.words:
             _require_folder(ranks)
@@ -239,8 +240,15 @@ class _Cluster:
             group = ray.util.get_placement_group(name)
             tell("the hosts of this run are there")
         except ValueError:
+            others = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != self.me]
+            # Ray would take this node, too, if it has as many CPUs: nothing is reserved for this command.
+            elsewhere = {"ray.io/node-id": f"!{self.me}"} if len(others) >= count else {}
             group = ray.util.placement_group(
-                self.bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached"
+                self.bundles,
+                strategy="STRICT_SPREAD",
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=[elsewhere] * count,
             )
         self.group = group
         self.hosts: list[Any] = [
@@ -274,7 +282,7 @@ def _require_folder(ranks: Ranks) -> None:
     asked = {
         ray.remote(_sees)
         .options(num_cpus=0, scheduling_strategy=affinity(each["NodeID"], soft=False))
-        .remote(ranks.settled, ranks.content): each["NodeManagerHostname"]
+        .remote(ranks.settled, ranks.start): each["NodeManagerHostname"]
         for each in ray.nodes()
         if each["Alive"] and each["Resources"].get("CPU", 0) >= 1
     }
@@ -290,12 +298,12 @@ def _require_folder(ranks: Ranks) -> None:
         )
 
 
-def _sees(path: str, content: str) -> bool:
-    """Returns whether a file has this content, within a few seconds."""
+def _sees(path: str, start: str) -> bool:
+    """Returns whether a file tells of this start, within a few seconds."""
     until_s = time.monotonic() + _SEEN_S
     while time.monotonic() < until_s:
-        with contextlib.suppress(OSError):
-            if Path(path).read_text() == content:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if load_json(Path(path))["start"] == start:
                 return True
         time.sleep(0.5)
     return False
@@ -360,7 +368,7 @@ def _serve(cluster: _Cluster, run: Path, ranks: Ranks, parent: Parent) -> None:
                 status, number = ray.get(answer), asked[answer]
                 last = status["last"]
                 # A parent that Ray has started anew knows of none.
-                if last and seen.setdefault(number, last) != last:
+                if last and seen.get(number, "") != last:
                     say(say=f"host {number} on {status['node']} {last}; started again")
                 seen[number] = last
     if name and not parent.gone:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from seedbed import strict_json
 from seedbed.actors.waiting import StopSignals
@@ -40,6 +40,7 @@ _ROUND = "round.json"
 _TICK_S = 0.25
 SETTLE_S = 120.0
 """Seconds within which the ranks of a job are all there, where one launcher starts all."""
+_PATIENCE_S = 30.0  # for the ranks of a job, before it is told which are not there
 _SIGN_S = 1.0
 # Seconds without a sign after which another rank is gone, and after which rank 0 is: its machine may be slow.
 _GONE_S, _LEADER_GONE_S = 15.0, 60.0
@@ -150,8 +151,7 @@ class Supervisor:
         signal that the member has not obeyed itself, and SeedbedError if rounds bring no checkpoint.
         """
         self._begin(token)
-        others = range(1, self._rank.of)
-        self._wait(lambda: self.stop() or len(self._present()) == len(others), settle_s)
+        self._gather(time.monotonic() + settle_s)
         number, early, step = 0, 0, step_of(self._run)
         while not self.stop():
             number += 1
@@ -177,6 +177,19 @@ class Supervisor:
                 )
             self._await_signs(taken[1:])
         raise StoppedEarly
+
+    def _gather(self, until_s: float) -> None:
+        """Waits until all ranks are there, and says now and then which are not."""
+
+        def all_there() -> bool:
+            return self.stop() or len(self._present()) == self._rank.of - 1
+
+        while not all_there() and time.monotonic() < until_s:
+            self._wait(all_there, min(_PATIENCE_S, until_s - time.monotonic()))
+            missing = {*range(1, self._rank.of)} - {*self._present()}
+            if missing and not self.stop():
+                names = ", ".join(map(str, sorted(missing)))
+                self._tell(f"waiting for rank{'s' * (len(missing) > 1)} {names} of {self._rank.of}")
 
     def follow(self, token: Callable[[], str], ended: Callable[[], bool]) -> None:
         """Takes part in rank 0's rounds until a signal comes, or `ended` says that the job has.
@@ -306,21 +319,28 @@ def step_of(run: Path) -> int:
     return (list_steps(run / CHECKPOINTS) or [-1])[-1]
 
 
-def only(run: Path, rank: int) -> TextIO | None:
-    """Returns what this process holds as the only supervisor of a rank; None where there are no locks.
+def lock_of(run: Path, rank: int | Literal["ray"]) -> Path:
+    """Returns the file that `only` locks."""
+    return run / FOLDER / (f"rank-{rank}.lock" if isinstance(rank, int) else f"{rank}.lock")
 
-    Raises TemporaryError if there is another one: that of an earlier start lives for a minute without rank 0.
+
+def only(run: Path, rank: int | Literal["ray"]) -> TextIO | None:
+    """Returns what this process holds as the only supervisor of a rank, or as the only one with Ray.
+
+    It is None where there are no locks. Raises TemporaryError if there is another one: that of an earlier
+    start lives for a minute without rank 0.
     """
     try:
         run.mkdir(0o755, parents=True, exist_ok=True)
         (run / FOLDER).mkdir(0o700, exist_ok=True)
-        file = (run / FOLDER / f"rank-{rank}.lock").open("w")
+        file = lock_of(run, rank).open("w")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
     except BlockingIOError:
+        what = f"is rank {rank} of" if isinstance(rank, int) else "has Ray start ranks of"
         raise TemporaryError(
-            f"another process is rank {rank} of {printable(run)}, of an earlier start of the job: wait "
-            "until it has ended, or stop it"
+            f"another process {what} {printable(run)}, of an earlier start of the job: wait until it has "
+            "ended, or stop it"
         ) from None
     except OSError:
         return None

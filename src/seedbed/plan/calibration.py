@@ -35,8 +35,9 @@ from seedbed.plan.costs import (
 from seedbed.plan.engine import Cost
 from seedbed.plan.fused import Iteration
 from seedbed.plan.hosts import HostKind, machines_of
-from seedbed.plan.measuring import bench
+from seedbed.plan.measuring import Bench, bench
 from seedbed.plan.predict import Subject
+from seedbed.plan.stepping import Stepping
 from seedbed.run import devices
 from seedbed.run.checking import check_agent
 from seedbed.run.devices import kind_of_device
@@ -184,8 +185,8 @@ def calibrated(
 ) -> Calibration:
     """Returns what was measured of this machine for a settled configuration, or measures it.
 
-    `tell` gets a line for each part that is measured, which takes about `seconds`. Raises SeedbedError if a
-    part cannot be measured.
+    `tell` gets a line for each part, or round of parts; a part takes about `seconds` in all. Raises
+    SeedbedError if one cannot be measured.
     """
     key, kept = key_of(config, far), None
     try:
@@ -221,8 +222,8 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
     assert isinstance(runtime, CentralConfig | ParamServerConfig) and not is_on_device(env)
     size, sharded = runtime.envs_per_actor // GROUPS, isinstance(runtime, ParamServerConfig)
     tell("steps of environments")
-    alone, wake_s = stepping.measure(env, size, 1, seconds)
-    crowded, _ = stepping.measure(env, size, max(1, int(usable_cores())), seconds)
+    alone = stepping.measure(env, size, 1, seconds)
+    crowd = stepping.measure(env, size, max(1, int(usable_cores())), seconds)
     with (
         tempfile.TemporaryDirectory() as folder,
         bench(env, config.agent, size, Path(folder), seconds / _ROUNDS) as parts,
@@ -231,18 +232,7 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
         rounds: list[tuple[ActingCosts, StreamCosts | None]] = []
         for number in range(_ROUNDS):
             tell(f"inference, learning{', streams' * bool(streams)} ({number + 1} of {_ROUNDS})")
-            calls = tuple(parts.calls())
-            update, priorities = parts.update(parts.batch(), sharded)
-            acting = ActingCosts(
-                step=Cost(alone),
-                crowding=max(0.0, crowded / alone - 1.0),
-                wake_s=wake_s,
-                calls=calls,
-                update=update,
-                seal=parts.seal(),
-                draw=parts.draw(priorities),
-                company=parts.company(),
-            )
+            acting = _acting(parts, alone, crowd, sharded)
             stream = None
             if streams:
                 assert layout is not None
@@ -264,6 +254,23 @@ def _measure(config: TrainConfig, far: bool, tell: Tell, seconds: float) -> Cali
                 trips = env, agent, spec, timesteps, seconds
                 found[name] = replay_trips.measure(*trips, tls=tls)
     return _replaced(begun, acting=acting, **found)
+
+
+def _acting(parts: Bench, alone: Stepping, crowd: Stepping, sharded: bool) -> ActingCosts:
+    """Measures all parts of a learner once; steps were measured before, of one process and of several."""
+    calls = tuple(parts.calls())
+    update, priorities = parts.update(parts.batch(), sharded)
+    return ActingCosts(
+        step=Cost(alone.rested),
+        # While they rest, they do not crowd.
+        crowding=max(0.0, crowd.at_once / alone.at_once - 1.0),
+        wake_s=alone.wake,
+        calls=calls,
+        update=update,
+        seal=parts.seal(),
+        draw=parts.draw(priorities),
+        company=parts.company(),
+    )
 
 
 def _replaced(begun: Calibration, **parts: Any) -> Calibration:

@@ -116,7 +116,8 @@ class PlayedPool(ActorPool):
             if self._began is not None:
                 self.spent.append(clocks() - self._began)
             self.between()
-            time.sleep(self.rest_s)
+            if self.rest_s:
+                time.sleep(self.rest_s)
             assert self.layout is not None
             for _ in range(self.wished):
                 self.peer.publish(self._idle.popleft())

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,13 +49,24 @@ def random_actions(
     return rng.uniform(least, most, (size, *action.shape)).astype(np.float32)
 
 
-def steps(host: HostEnv, slot: Slot, bell: int, seconds: float) -> list[tuple[float, float]]:
-    """Steps and publishes for a while; returns the CPU and wall seconds of each time."""
+class Stepping(NamedTuple):
+    """CPU seconds of a step of a group, and of what wakes its process."""
+
+    rested: float  # after a rest, as in a run
+    at_once: float  # after the one before
+    wake: float
+
+
+def steps(
+    host: HostEnv, slot: Slot, bell: int, seconds: float, rest_s: float = 0.0
+) -> list[tuple[float, float]]:
+    """Steps and publishes for a while, each time after a rest; returns the CPU and wall seconds of each."""
     rng, size, spent = np.random.default_rng(0), slot.layout.num_envs, list[tuple[float, float]]()
     until = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < until or not spent:
         slot.action[...] = random_actions(host.spec, slot.timestep.observation, size, rng)
-        time.sleep(REST_S)
+        if rest_s:
+            time.sleep(rest_s)
         begun, used = time.perf_counter(), time.process_time()
         leaves = trees.leaves(host.step(slot.action.copy()))
         assert slot.fits(leaves)
@@ -75,18 +86,22 @@ def main() -> None:
     steps(host, slot, bell, _WARM_S)
     print(file=answers, flush=True)
     sys.stdin.readline()
-    spent = steps(host, slot, bell, job["seconds"])
-    cpu_s, wall_s = (statistics.fmean(column) for column in zip(*spent, strict=True))
-    print(strict_json.dumps({"cpu_s": cpu_s, "wall_s": wall_s}), file=answers, flush=True)
+    found = {
+        name: statistics.fmean(
+            cpu_s for cpu_s, _ in steps(host, slot, bell, job["seconds"], rest_s)
+        )
+        for name, rest_s in (("at_once", 0.0), ("rested", REST_S))
+    }
+    print(strict_json.dumps(found), file=answers, flush=True)
     host.close()
     for line in sys.stdin:
         print(line, end="", file=answers, flush=True)
 
 
-def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[float, float]:
-    """Returns the CPU seconds of a step of a group while `count` processes step, and those of a wake-up.
+def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> Stepping:
+    """Measures a step of a group while `count` processes step, each way for half of the time.
 
-    The second is half of what an echo between two processes takes. Raises SeedbedError if a process fails.
+    A wake-up is half of what an echo between two processes takes. Raises SeedbedError if a process fails.
     """
     pipe = subprocess.PIPE
     # What the terminal sends comes to this process only, which ends them.
@@ -95,7 +110,7 @@ def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[
         for _ in range(count)
     ]
     try:
-        job = {"env": registry.to_json(env), "num_envs": size, "seconds": seconds}
+        job = {"env": registry.to_json(env), "num_envs": size, "seconds": seconds / 2}
         for process in started:
             _say(process, strict_json.dumps(job))
         for process in started:
@@ -103,7 +118,10 @@ def measure(env: HostEnvConfig, size: int, count: int, seconds: float) -> tuple[
         for process in started:
             _say(process, "")
         found = [strict_json.loads(_hear(process)) for process in started]
-        return statistics.fmean(each["cpu_s"] for each in found), _echo(started[0]) / 2
+        at_once, rested = (
+            statistics.fmean(each[name] for each in found) for name in ("at_once", "rested")
+        )
+        return Stepping(rested, at_once, _echo(started[0]) / 2)
     finally:
         for process in started:
             process.kill()

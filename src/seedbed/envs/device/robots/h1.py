@@ -52,8 +52,9 @@ class H1Joystick(SteadyCommands):
 
     Observation, reward and commands are those of MuJoCo Playground's H1JoystickGaitTracking, and so is the
     solver's one iteration. An action moves the targets of the servos from where they were, which is 0 when an
-    episode opens. The gait is a walk; critics see what the policy sees. As there, both feet count as on the
-    ground: Playground reads other numbers in the place of the contacts, which are always more than 0.
+    episode opens. The gait is a walk. Critics see how the robot moves, which Playground's do not. As there,
+    both feet count as on the ground: it reads other numbers in the place of the contacts, which are always
+    more than 0.
     """
 
     xml_file: str = "playground/locomotion/h1/xmls/scene_mjx_feetonly.xml"
@@ -180,8 +181,30 @@ class H1Joystick(SteadyCommands):
         return Rhythm(sum(self.strides) / 2, (0.0, np.pi), height=sum(self.tops) / 2)
 
     def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
-        """Returns nothing: critics see what the policy sees."""
-        return []
+        """Returns the state, and how trunk, joints and feet move, without noise."""
+        return [
+            *self.state(kept),
+            self.velocity(now),
+            self.turning(now),
+            self.up(now),
+            now.qvel[6:],
+            now.qpos[2:3],
+            self.heights(now),
+            self.foot_velocities(now).ravel(),
+        ]
+
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order."""
+        feet = len(self.feet)
+        return (
+            *self.sights,
+            *(Sight(name, 3) for name in ("base_lin_vel", "base_ang_vel", "upvector")),
+            Sight("joint_vel", len(self.posture)),
+            Sight("height", 1),
+            Sight("feet_height", feet),
+            Sight("feet_vel", 3 * feet),
+        )
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by more than about 32 degrees, or a joint is out of its range."""
