@@ -39,10 +39,12 @@ REMARK = (
     "actions, with the task's noise on what is seen. The error is the root of the mean square of what is "
     "missing from the commanded velocity, forward and sideways together, from the first step on, with the "
     "time that a robot takes to obey a new command; steps after a fall are left out. EnvPool's task is "
-    "MuJoCo's C code with one iteration of the solver for each step of 4 ms, as Playground and training have "
-    "it. The curve is of the return in training, with the preset's weights. Wall-clock counts from the start "
-    "of the command but for imports."
+    "MuJoCo's C code with {} of the solver for each step of {} ms, as Playground and training have it. The "
+    "curve is of the return in training, with the preset's weights. Wall-clock counts from the start of the "
+    "command but for imports."
 )
+FINER = ("t1/joystick/ppo", "g1/joystick/ppo", "berkeley/joystick/ppo")
+"""Those with three iterations of the solver for each step of 2 ms; the others have one for each of 4 ms."""
 PUSHED = (
     " Pushes come every one to three seconds, with up to "
     f"{LARGEST_PUSH:g} m/s times the mass over pi, in MuJoCo's C code from the same file, with a solver that "
@@ -287,7 +289,8 @@ def main() -> None:
             f"| median |{blank} {statistics.median(seconds):.0f} s | | |",
             f"| worst |{blank} {max(seconds):.0f} s | | |",
         ]
-        page = learning.Page(table, REMARK + said, commands, args.commit)
+        solver = ("three iterations", 2) if args.preset in FINER else ("one iteration", 4)
+        page = learning.Page(table, REMARK.format(*solver) + said, commands, args.commit)
         curves = {each: lines for each, (lines, _) in runs.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))
