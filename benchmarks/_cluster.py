@@ -54,7 +54,7 @@ def round_trips(shards: int, network: str, seconds: float) -> Measured:
 def learner_costs(seconds: float) -> ActingCosts:
     """Measures acting, and the gradient of a batch."""
     size = ENVIRONMENTS // GROUPS
-    step, wake_s = measure_steps(ENV, size, 1, seconds)
+    step = measure_steps(ENV, size, 1, seconds)
     agent = Dqn(torso=NETWORKS[-1], min_size=1000)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -64,7 +64,7 @@ def learner_costs(seconds: float) -> ActingCosts:
         gradient, priorities = parts.update(parts.batch(), sharded=True)
         draw = parts.draw(priorities)
         # Each machine has cores to spare, so nothing crowds them.
-        return ActingCosts(Cost(step), 0.0, wake_s, calls, gradient, parts.seal(), draw)
+        return ActingCosts(Cost(step.rested), 0.0, step.wake, calls, gradient, parts.seal(), draw)
 
 
 def cluster(

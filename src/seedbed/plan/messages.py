@@ -101,26 +101,27 @@ def _measure(
         number = len(spent)
         sent: list[bytes] = []
 
-        def send(number: int = number, sent: list[bytes] = sent) -> None:
+        def send_step(number: int = number, sent: list[bytes] = sent) -> None:
             sent.append(actor.codec.step(1, number + 1, steps[number % len(steps)]))
             actor.connection.send(sent[-1])
 
-        def answer(number: int = number, sent: list[bytes] = sent) -> None:
+        def send_answer(number: int = number, sent: list[bytes] = sent) -> None:
             sent.append(learner.codec.answer(1, number + 1, slot.action))
             learner.connection.send(sent[-1])
 
-        parts = (
-            send,
+        ends = (
+            send_step,
             lambda: learner.take(actor, publish),
-            answer,
+            send_answer,
             lambda: actor.take(learner, obey),
         )
-        spent.append([_after_rest(part) for part in parts])
+        spent.append([_after_rest(end) for end in ends])
         up, down = sent
         sizes.append((len(up), len(down)))
-    costs = [Cost(statistics.median(part)) for part in zip(*spent[_WARM:], strict=True)]
+    parts = zip(*spent[_WARM:], strict=True)
+    send, take, answer, read = (Cost(statistics.median(part)) for part in parts)
     up_bytes, down_bytes = (statistics.fmean(part) for part in zip(*sizes, strict=True))
-    return StreamCosts(*costs, up_bytes, down_bytes)
+    return StreamCosts(send, take, answer, read, up_bytes, down_bytes)
 
 
 def _after_rest(part: Callable[[], None]) -> float:
