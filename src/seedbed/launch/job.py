@@ -51,17 +51,22 @@ class Job(NamedTuple):
 
     def write(self, run: Path) -> None:
         """Writes it; raises SeedbedError if the folder cannot be written."""
-        path = run / JOB
-        try:
-            # As a run makes its folder, which others must not be able to write.
-            run.mkdir(0o755, parents=True, exist_ok=True)
-            path.parent.mkdir(0o700, exist_ok=True)
-            write_json(path, self._asdict())
-        except OSError as error:
-            raise SeedbedError(
-                f"{printable(path)} cannot be written ({error.strerror}): name a folder that all machines "
-                "see with --run"
-            ) from error
+        write_for_ranks(run, JOB, self._asdict())
+
+
+def write_for_ranks(run: Path, name: str, data: dict[str, Any]) -> None:
+    """Writes a file into a run's folder for the other ranks; raises SeedbedError if it cannot be written."""
+    path = run / name
+    try:
+        # As a run makes its folder, which others must not be able to write.
+        run.mkdir(0o755, parents=True, exist_ok=True)
+        path.parent.mkdir(0o700, exist_ok=True)
+        write_json(path, data)
+    except OSError as error:
+        raise SeedbedError(
+            f"{printable(path)} cannot be written ({error.strerror}): name a folder that all machines see "
+            "with --run"
+        ) from error
 
 
 def folder_of(run: Path | None, rank: Rank) -> Path:

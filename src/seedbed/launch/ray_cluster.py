@@ -20,13 +20,18 @@ from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
-from seedbed.files import write_json
 from seedbed.launch import as_one, cluster, together
 from seedbed.launch.cluster import Change, say
-from seedbed.launch.job import SETTLED, folder_of, options_for, require_idle, settled
+from seedbed.launch.job import (
+    SETTLED,
+    folder_of,
+    options_for,
+    require_idle,
+    settled,
+    write_for_ranks,
+)
 from seedbed.launch.ranks import Rank
 from seedbed.named import require_packages
-from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, new_folder
 from seedbed.run.member import Member
 from seedbed.streams.beside import Beside
@@ -42,7 +47,7 @@ LOOK_S = 15.0
 
 
 class Ranks(NamedTuple):
-    """What Ray starts on a node where all nodes train as one learner."""
+    """The command that Ray starts on each other node where all train as one learner."""
 
     words: tuple[str, ...] = ()  # of the command; none: a host is started
     folder: str = ""  # in which the command was given
@@ -129,15 +134,7 @@ def _settled_in(run: Path, config: dict[str, Any]) -> Iterator[str]:
     path, start, made = run / SETTLED, secrets.token_hex(16), not run.exists()
     require_idle(run)
     with together.only(run, "ray") or contextlib.nullcontext():
-        try:
-            # As a run makes its folder, which others must not be able to write.
-            run.mkdir(0o755, parents=True, exist_ok=True)
-            path.parent.mkdir(0o700, exist_ok=True)
-            write_json(path, {"start": start, "config": config})
-        except OSError as error:
-            raise SeedbedError(
-                f"{printable(path)} cannot be written ({error.strerror}): name another folder with --run"
-            ) from error
+        write_for_ranks(run, SETTLED, {"start": start, "config": config})
         try:
             yield start
         finally:
