@@ -65,6 +65,11 @@ class Plain:
     def speeds(self) -> np.ndarray:
         return np.array([self.read(f"{foot}_global_linvel") for foot in self.feet])
 
+    def moves(self) -> list[Any]:
+        """What critics of H1 and OP3 see, too: in Playground they see what the policy does."""
+        trunk = [self.read(name) for name in ("local_linvel", "gyro", "upvector")]
+        return [*trunk, self.data.qvel[6:], self.data.qpos[2], self.height, self.speeds().ravel()]
+
     def targets(self, action: np.ndarray) -> np.ndarray:
         return self.pose + self.scale * action
 
@@ -332,12 +337,7 @@ class PlainH1(Plain):
         servos = [speeds, joints - self.data.ctrl]
         gait = [self.now, self.waves(), self.hertz, 0.0, self.top]
         state = np.hstack([*body, self.action, command, *servos, *gait])
-        return {"state": state, "privileged": np.hstack([state, *self.unseen()])}
-
-    def unseen(self) -> list[Any]:
-        """Ours: Playground's critics see what the policy does."""
-        trunk = [self.read(name) for name in ("local_linvel", "gyro", "upvector")]
-        return [*trunk, self.data.qvel[6:], self.data.qpos[2], self.height, self.speeds().ravel()]
+        return {"state": state, "privileged": np.hstack([state, *self.moves()])}
 
     def terms(self, action: np.ndarray, command: np.ndarray, fallen: bool) -> Terms:
         pose = 0.0
@@ -386,7 +386,7 @@ class PlainOp3(Plain):
         joints = self.data.qpos[7:] - self.pose
         frame = np.hstack([self.read("gyro"), self.read("upvector"), command, joints, self.action])
         self.history = np.hstack([frame, self.history[: -frame.size]])
-        return {"state": self.history}
+        return {"state": self.history, "privileged": np.hstack([self.history, *self.moves()])}
 
     def terms(self, action: np.ndarray, command: np.ndarray, fallen: bool) -> Terms:
         force, speed = self.data.actuator_force, np.linalg.norm(self.speeds()[:, :2], axis=1)

@@ -46,6 +46,7 @@ from seedbed.config.recipes import (
     atari_vmpo,
 )
 from seedbed.config.robot_presets import (
+    g1_joystick_ppo,
     g1_motion_ppo,
     go1_footstand_ppo,
     go1_getup_ppo,
@@ -235,6 +236,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "go1/handstand/ppo": go1_handstand_ppo,
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,
+    "g1/joystick/ppo": g1_joystick_ppo,
     "h1/joystick/ppo": h1_joystick_ppo,
     "leap/rotate/ppo": leap_rotate_ppo,
     "spot/joystick/ppo": spot_joystick_ppo,

@@ -89,6 +89,24 @@ def t1_joystick_ppo() -> TrainConfig:
     )
 
 
+def g1_joystick_ppo() -> TrainConfig:
+    """Unitree's G1, a humanoid, follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
+    from seedbed.envs.device.robots.g1 import G1Joystick, G1Scales
+
+    # As T1's. An action moves the servos half as far: with noise half as large the gait came far later.
+    scales = G1Scales(
+        tracking_lin_vel=6.0, tracking_ang_vel=6.0, feet_phase=16.0, feet_air_time=4.0
+    )
+    return biped_ppo(
+        G1Joystick(scales=scales, tracking_sigma=0.5, push_speed=1.5),
+        equivariant=True,
+        steps=60_000_000,
+        epochs=2,
+        initial_scale=0.8,
+        least_scale=0.24,
+    )
+
+
 def h1_joystick_ppo() -> TrainConfig:
     """Unitree's H1, a humanoid, follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.h1 import H1Joystick, H1Scales

@@ -180,32 +180,6 @@ class H1Joystick(SteadyCommands):
         """Returns the middle of the gaits of which the observation tells."""
         return Rhythm(sum(self.strides) / 2, (0.0, np.pi), height=sum(self.tops) / 2)
 
-    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
-        """Returns the state, and how trunk, joints and feet move, without noise."""
-        return [
-            *self.state(kept),
-            self.velocity(now),
-            self.turning(now),
-            self.up(now),
-            now.qvel[6:],
-            now.qpos[2:3],
-            self.heights(now),
-            self.foot_velocities(now).ravel(),
-        ]
-
-    @property
-    def insights(self) -> tuple[Sight, ...]:
-        """Returns the parts of what only critics see, in order."""
-        feet = len(self.feet)
-        return (
-            *self.sights,
-            *(Sight(name, 3) for name in ("base_lin_vel", "base_ang_vel", "upvector")),
-            Sight("joint_vel", len(self.posture)),
-            Sight("height", 1),
-            Sight("feet_height", feet),
-            Sight("feet_vel", 3 * feet),
-        )
-
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans by more than about 32 degrees, or a joint is out of its range."""
         low, high = self.target_bounds.T

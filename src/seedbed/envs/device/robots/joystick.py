@@ -21,7 +21,7 @@ from seedbed import physics
 from seedbed.envs.device.mujoco import Command, TaskState, Verdict, squares
 from seedbed.envs.device.robots.mirror import mirror_of
 from seedbed.envs.device.robots.ride import Feet, Push, Ride, Seen
-from seedbed.envs.device.robots.sensed import SensedRobot
+from seedbed.envs.device.robots.sensed import SensedRobot, Sight
 from seedbed.spaces import Mirror
 from seedbed.types import Array, EnvState, SeedbedError, Tree
 
@@ -87,6 +87,34 @@ class JoystickTask(SensedRobot, abc.ABC):
             raise SeedbedError(
                 f"{type(self).__name__}.command_ranges are {ranges}; give three, 0 or more"
             )
+
+    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
+        """Returns what the policy sees, and how trunk, joints and feet move, without noise."""
+        return [
+            *self.state(kept),
+            self.velocity(now),
+            self.turning(now),
+            self.up(now),
+            now.qvel[6:],
+            now.qpos[2:3],
+            self.heights(now),
+            self.foot_velocities(now).ravel(),
+        ]
+
+    @property
+    def insights(self) -> tuple[Sight, ...]:
+        """Returns the parts of what only critics see, in order; `()` if the task tells of no sights."""
+        if not self.sights:
+            return ()
+        feet = len(self.feet)
+        return (
+            *self.sights,
+            *(Sight(name, 3) for name in ("base_lin_vel", "base_ang_vel", "upvector")),
+            Sight("joint_vel", len(self.posture)),
+            Sight("height", 1),
+            Sight("feet_height", feet),
+            Sight("feet_vel", 3 * feet),
+        )
 
     def mirror(self) -> Mirror | None:
         """Returns the symmetry of the robot and the task; None if the robot or what it sees has none."""

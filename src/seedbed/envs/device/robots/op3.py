@@ -45,7 +45,8 @@ class Op3Joystick(RestingCommands):
     """OP3, a small humanoid of 20 joints, follows a joystick on flat ground, without seeing its own speed.
 
     Observation, reward and commands are those of MuJoCo Playground's Op3Joystick, and so is the solver's one
-    iteration. The policy sees three steps, with noise on all numbers; critics see the same.
+    iteration. The policy sees three steps, with noise on all numbers; critics, which see the same there,
+    here see how the robot moves, too.
     """
 
     xml_file: str = "playground/locomotion/op3/xmls/scene_mjx_feetonly.xml"
@@ -140,10 +141,6 @@ class Op3Joystick(RestingCommands):
                 Sight("actions", joints, delay=age + 1),
             )
         )
-
-    def privileged(self, now: physics.Data, kept: Ride) -> list[Array]:
-        """Returns nothing: critics see what the policy sees."""
-        return []
 
     def fallen(self, now: physics.Data) -> Array:
         """Returns whether the trunk leans, by about 32 degrees, or is low, or a joint is out of its range."""
