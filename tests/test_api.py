@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,13 @@ def test_a_function_gets_the_metrics_and_may_end_the_run():
     assert [line["env_steps"] for line in seen] == ["x", "y", 1, 6]
     assert len(told) == 1 and told[0].startswith("on_metrics failed: TypeError")
     assert not listener.tell("on_checkpoint", 1, None) and not listener.tell("on_end", {})
+
+
+def test_the_folder_that_a_function_goes_to_is_left_when_it_returns(tmp_path):
+    """A run's path may be relative to the working directory, and its checkpoints are still to come."""
+    here = Path.cwd()
+    listener = Listener(lambda metrics: os.chdir(tmp_path), print)
+    assert not listener.tell("on_metrics", {}) and Path.cwd() == here
 
 
 class Told(seedbed.Callback):

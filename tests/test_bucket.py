@@ -191,6 +191,45 @@ def test_what_is_lost_of_the_folder_is_brought_back_and_not_removed(machines, tm
     assert one.content() == before
 
 
+def test_what_copies_an_earlier_start_leaves_the_next_one_its_run(machines):
+    one, _ = machines
+    run, earlier = one.begin(), one.bucket()
+    earlier.claim()
+    earlier.send()
+    run.close()
+    again = one.begin()
+    one.bucket().claim()
+    with pytest.raises(Taken):
+        earlier.send()
+    again.require_claim()
+    again.close()
+
+
+def test_what_was_not_sent_is_kept_where_another_machine_has_gone_on(machines):
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    for step in ("5", "7"):
+        (run.checkpoints / step).mkdir(parents=True)
+        (run.checkpoints / step / "a").write_text(step)
+        if step == "5":
+            keeping.send()
+    run.close()
+    again, taking = other.begin(), other.bucket()
+    taking.claim()
+    taking.send()
+    again.close()
+    fetching = one.bucket()
+    fetching.fetch()
+    assert not (run.checkpoints / "7").exists() or not list((run.checkpoints / "7").iterdir())
+    aside = RunFolder.read(Path(fetching.aside))
+    assert (aside.checkpoints / "7" / "a").read_text() == "7"
+    assert fetching.aside.startswith(f"{one.folder}.unsent-")
+    fetching = one.bucket()
+    fetching.fetch()
+    assert not fetching.aside, "there is nothing else to keep"
+
+
 def test_a_run_that_failed_before_it_trained_leaves_nothing(machines, tmp_path):
     one, _ = machines
     run, keeping = one.begin(), one.bucket()

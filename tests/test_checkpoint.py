@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write, write_tree
 from seedbed.envs.host import pickled
-from seedbed.run import checkpoint, restoring
+from seedbed.exit_status import TemporaryError
+from seedbed.run import checkpoint, checkpoint_helper, restoring
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
@@ -263,6 +264,38 @@ def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_p
         write(tmp_path, 1, 2.0)
     assert (restore(tmp_path, TEMPLATE)[1]["w"] == 1.0).all()
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+
+
+def test_who_has_lost_the_run_leaves_alone_what_its_successor_writes(run_folder, monkeypatch):
+    def taken(folder: Path) -> None:
+        later.append(RunFolder.resume(run_folder))
+        (folder.parent / ".writing-000000000009").mkdir()
+
+    first, later = RunFolder.create(run_folder), []
+    first.write_config({})
+    first.checkpoints.mkdir()
+    first.close()  # its locks do not reach the other machine
+    monkeypatch.setattr(checkpoint_helper, "_sync_tree", taken)
+    with pytest.raises(RuntimeError, match="another learner has taken over"):
+        write(first.checkpoints, 1, claim=first.claim)
+    with pytest.raises(RuntimeError, match="another learner has taken over"):
+        write(first.checkpoints, 1, claim=first.claim)
+    assert [path.name for path in first.checkpoints.iterdir()] == [".writing-000000000009"]
+    later[0].close()
+
+
+@pytest.mark.parametrize("read", [restore, restore_best, restore_newest])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(tmp_path, monkeypatch, read):
+    def away(path: Path) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    write(tmp_path, 1, 1.0)
+    write(tmp_path, 2, 2.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_helper, "load_json", away)
+        with pytest.raises(TemporaryError, match="000000000002 cannot be read .Input/output error"):
+            read(tmp_path, TEMPLATE)
+    assert read(tmp_path, TEMPLATE)[0] == 2
 
 
 def damage_truncate(folder):

@@ -12,10 +12,12 @@ import mujoco
 import numpy as np
 import pytest
 
+import biped
 import quadruped
 from seedbed import simd
+from seedbed.envs.device.robots.g1 import G1Joystick
 from seedbed.envs.device.robots.go1 import Go1Joystick
-from seedbed.envs.device.robots.rough import Go1Rough
+from seedbed.envs.device.robots.rough import G1Rough, Go1Rough
 from seedbed.envs.device.robots.tiles import Ground
 from seedbed.testing.checks import check_task
 from seedbed.types import SeedbedError
@@ -31,17 +33,28 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def rolled(robot: str) -> tuple[Any, list[tuple[Any, Any, Any, Any]]]:
+def humanoid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("rough") / "humanoid.xml"
+    path.write_text(biped.xml("g1"))
+    return str(path)
+
+
+@pytest.fixture(scope="module", params=["go1", "g1"])
+def rolled(
+    robot: str, humanoid: str, request: pytest.FixtureRequest
+) -> tuple[Any, list[tuple[Any, Any, Any, Any]]]:
     """Robots that are dropped on uneven ground: what was before each step, the boxes, controls, and after."""
-    task = Go1Rough(xml_file=robot, noise_level=0.0, solver_iterations=0)
+    kind, file = (Go1Rough, robot) if request.param == "go1" else (G1Rough, humanoid)
+    task = kind(xml_file=file, noise_level=0.0, solver_iterations=0)
+    nu = task.physics_model().nu
     rng = np.random.default_rng(0)
 
     def drop(key: Any, place: Any) -> Any:
         state = task.reset(key)
         inner = state.inner
         qpos = inner.qpos.at[:2].set(place).at[2].add(0.15)
-        memory = inner.kept.memory._replace(feet=place[None] + inner.kept.memory.feet)
-        kept = inner.kept._replace(memory=memory)
+        ground = inner.kept.ground._replace(feet=place[None] + inner.kept.ground.feet)
+        kept = inner.kept._replace(ground=ground)
         return state._replace(inner=inner._replace(qpos=qpos, kept=kept))
 
     def step(state: Any, action: Any) -> Any:
@@ -52,7 +65,7 @@ def rolled(robot: str) -> tuple[Any, list[tuple[Any, Any, Any, Any]]]:
     state = jax.jit(simd.vectorize(drop))(jax.random.split(jax.random.key(1), ROBOTS), places)
     forward, rows = jax.jit(simd.vectorize(step)), []
     for _ in range(STEPS):
-        action = np.float32(rng.uniform(-0.5, 0.5, (ROBOTS, 12)))
+        action = np.float32(rng.uniform(-0.5, 0.5, (ROBOTS, nu)))
         boxes, ctrl, after = forward(state, action)
         before = jax.tree.map(np.asarray, state.inner._replace(kept=()))
         rows.append((before, np.asarray(boxes), np.asarray(ctrl), after))
@@ -82,10 +95,10 @@ def test_feet_stand_on_the_tile_below_them(rolled):
     task, rows = rolled
     size, seen = task.tile_size, 0
     for _, boxes, _, after in rows[1:]:
-        memory, kept = after.inner.kept.memory, after.inner.kept
-        now = np.asarray(jax.vmap(lambda m: m.boxes(task.tile_size, task.step_height))(memory))
-        below = now.reshape(ROBOTS, 4, 3, 3)
-        places = np.asarray(memory.feet)
+        ground, kept = after.inner.kept.ground, after.inner.kept
+        now = np.asarray(jax.vmap(lambda m: m.boxes(task.tile_size, task.step_height))(ground))
+        below = now.reshape(ROBOTS, len(task.feet), 3, 3)
+        places = np.asarray(ground.feet)
         assert (np.abs(below[:, :, 0, :2] - places) <= size / 2 + 1e-5).all()
         gaps = np.abs(below[:, :, 1:, :2] - places[:, :, None]) - size / 2
         # The others are the nearest across each of two sides.
@@ -164,14 +177,21 @@ def test_half_of_the_grounds_have_stairs():
 
 
 @pytest.mark.slow
-def test_rough_ground_is_a_task(robot):
+def test_rough_ground_is_a_task(robot, humanoid):
     check_task(Go1Rough(xml_file=robot, push_speed=1.0))
+    check_task(G1Rough(xml_file=humanoid))
 
 
-def test_rough_ground_has_a_mirror_and_a_privileged_part(robot):
-    task = Go1Rough(xml_file=robot)
-    assert task.spec.mirror is not None
-    assert task.spec.observation["privileged"].shape == (79,)
+def test_rough_ground_has_a_mirror_and_a_privileged_part(robot, humanoid):
+    for rough, flat in (
+        (Go1Rough(xml_file=robot), Go1Joystick(xml_file=robot)),
+        (G1Rough(xml_file=humanoid), G1Joystick(xml_file=humanoid)),
+    ):
+        assert rough.spec.mirror is not None
+        seen, known = rough.spec.observation, flat.spec.observation
+        assert seen["state"] == known["state"]
+        feet = len(rough.feet)
+        assert seen["privileged"].shape[0] == known["privileged"].shape[0] + feet
 
 
 @pytest.mark.parametrize(

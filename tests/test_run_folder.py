@@ -15,12 +15,13 @@ import psutil
 import pytest
 
 from checkpoint_files import TEMPLATE, stopped, write
+from seedbed.launch import key
 from seedbed.run import folder as run_folder_module
 from seedbed.run.bucket import run_path
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import Claim, list_steps, name_of
 from seedbed.run.folder import RunFolder, TakenOver, new_folder
-from seedbed.run.restoring import restore
+from seedbed.run.restoring import beginning_anew, restore
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -178,7 +179,7 @@ def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(ru
         second = RunFolder.resume(run_folder)
         assert (first.term, second.term) == (1, 2)
         writer.save(2, np.zeros(3), {})
-        with pytest.raises(StorageError, match="another learner has taken over the run .term 2"):
+        with pytest.raises(TakenOver, match="another learner has taken over the run .*term 2"):
             writer.wait()
     second.require_claim()
     with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
@@ -227,7 +228,7 @@ def test_a_folder_that_was_made_anew_is_anothers(run_folder):
     second.write_config({})
     with CheckpointWriter(run_folder / "checkpoints", claim=first.claim) as writer:
         writer.save(1, np.zeros(3), {})
-        with pytest.raises(StorageError, match="another learner has taken over"):
+        with pytest.raises(TakenOver, match="another learner has taken over"):
             writer.wait()
     first.close()
     second.close()
@@ -310,6 +311,54 @@ def test_a_configuration_that_finds_no_room_leaves_nothing(run_folder, monkeypat
     with pytest.raises(SeedbedError, match="No space left"), run.training({}):
         pass
     assert not run_folder.exists()
+
+
+def test_a_configuration_names_no_copy_that_is_not_there(run_folder, tmp_path):
+    run = RunFolder.create(run_folder)
+    run.write_config({"scene": None})
+    with pytest.raises(SeedbedError, match="cannot be written"):
+        run.write_config({"scene": "scenes/a.xml"}, {"scenes/a.xml": tmp_path / "missing.xml"})
+    assert run.read_config() == {"scene": None}
+    run.close()
+
+
+def test_a_run_that_has_learned_does_not_begin_anew_without_its_checkpoints(run_folder):
+    run = RunFolder.create(run_folder)
+    assert beginning_anew(run) == ""
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_text('{"env_steps": 512, "learner_steps": 0}\n')
+    assert beginning_anew(run) == "the run has no checkpoint yet: starting from the beginning"
+    metrics.write_text('{"env_steps": 512, "learner_steps": 8}\n')
+    run.checkpoints.symlink_to(run_folder / "a disk that is not mounted")
+    with pytest.raises(SeedbedError, match="checkpoints is not there, though .* got to step 512: "):
+        beginning_anew(run)
+    run.checkpoints.unlink()
+    # As a learner leaves it that was killed before its first checkpoint was whole.
+    with CheckpointWriter(run.checkpoints, claim=run.claim):
+        assert beginning_anew(run).endswith("starting from the beginning")
+    run.close()
+
+
+def test_a_folder_that_is_gone_is_not_made_again(run_folder):
+    run = RunFolder.create(run_folder)
+    with CheckpointWriter(run.checkpoints, claim=run.claim) as writer:
+        shutil.rmtree(run_folder)
+        writer.save(1, np.zeros(3), {})
+        with pytest.raises(StorageError, match="step 1 could not be written .*FileNotFoundError"):
+            writer.wait()
+    assert not run_folder.exists()
+    run.close()
+
+
+def test_a_key_is_made_with_the_folder_locked(run_folder, monkeypatch):
+    def make(listen: Path) -> None:
+        locked.append(RunFolder(listen.parent).is_training())
+
+    locked: list[bool] = []
+    monkeypatch.setattr(key, "ensure_credentials", make)
+    key.make(run_folder)
+    assert locked == [True]
+    RunFolder.create(run_folder).close()
 
 
 def test_a_configuration_that_cannot_be_read_leaves_the_folder_free(run_folder):

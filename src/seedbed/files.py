@@ -58,6 +58,7 @@ def copy_once(file: Path, place: Path) -> None:
     if not place.exists():
         place.parent.mkdir(0o755, parents=True, exist_ok=True)
         shutil.copyfile(file, unfinished(place))
+        sync(unfinished(place))
         unfinished(place).replace(place)
 
 

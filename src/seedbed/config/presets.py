@@ -46,6 +46,7 @@ from seedbed.config.recipes import (
     atari_vmpo,
 )
 from seedbed.config.robot_presets import (
+    berkeley_joystick_ppo,
     g1_joystick_ppo,
     g1_motion_ppo,
     go1_footstand_ppo,
@@ -55,6 +56,7 @@ from seedbed.config.robot_presets import (
     go1_rough_ppo,
     h1_joystick_ppo,
     leap_rotate_ppo,
+    op3_joystick_ppo,
     spot_joystick_ppo,
     t1_joystick_ppo,
 )
@@ -237,6 +239,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,
     "g1/joystick/ppo": g1_joystick_ppo,
+    "berkeley/joystick/ppo": berkeley_joystick_ppo,
+    "op3/joystick/ppo": op3_joystick_ppo,
     "h1/joystick/ppo": h1_joystick_ppo,
     "leap/rotate/ppo": leap_rotate_ppo,
     "spot/joystick/ppo": spot_joystick_ppo,

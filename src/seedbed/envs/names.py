@@ -71,6 +71,7 @@ ON_DEVICE = {
         for trick in ("getup", "handstand", "footstand")
     },
     "go1/rough": "seedbed.envs.device.robots.rough:Go1Rough",
+    "g1/rough": "seedbed.envs.device.robots.rough:G1Rough",
     "g1/motion": "seedbed.envs.device.robots.g1_motion:G1Motion",
     "leap/rotate": "seedbed.envs.device.robots.leap:LeapRotate",
     "grasp": "seedbed.envs.device.targets.grasp:Grasp",

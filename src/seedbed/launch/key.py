@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from seedbed.printable import pasted, printable
@@ -25,10 +26,10 @@ def make(run: Path) -> str:
     key = run / FOLDER / KEY
     if not (run / CONFIG).exists():
         # As `train` will: it refuses a folder with anything else.
-        RunFolder.create(run).close()
+        with contextlib.closing(RunFolder.create(run)):
+            ensure_credentials(run / FOLDER)
     elif not key.exists():
         raise SeedbedError(
             f"the run {printable(run)} has begun without listening: give it --listen, and it makes a key"
         )
-    ensure_credentials(run / FOLDER)
     return f"{printable(key)}; on other machines: seedbed host ADDRESS --key {pasted(KEY)}"

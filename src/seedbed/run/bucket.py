@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.printable import printable, resume_command
 from seedbed.streams.beside import Beside
+from seedbed.terminal import tell
 from seedbed.types import SeedbedError
 
 MODULE = "seedbed.run.mirror"
@@ -83,6 +85,12 @@ def run_path(where: str) -> Path:
     if said is None or "ready" not in said:
         raise _refusal(said, f"{where}: ", "its copy has not come")
     beside.end(None)
+    if aside := said.get("aside"):
+        tell(
+            f"seedbed: another machine has gone on with {printable(where)}: what was not sent from here "
+            f"is in {printable(Path(aside))}",
+            sys.stderr,
+        )
     return folder
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +23,8 @@ class Callback:
 
     Each may return True: the run is then saved, evaluated and ended. The thread that called `train` calls
     them. Reports and checkpoints wait while they work; in the fused runtime, training does, too. An Exception
-    is told, but not again until the method has worked once, and training goes on.
+    is told, but not again until the method has worked once, and training goes on. If one changes the working
+    directory, that holds until it returns.
     """
 
     def on_start(self, run: Path) -> Any:
@@ -66,6 +69,17 @@ def require_callback(callback: object) -> None:
             raise SeedbedError(f"train: callback has a method {name}, which is not called{hint}")
 
 
+@contextlib.contextmanager
+def _same_folder() -> Iterator[None]:
+    """Keeps the working directory, to which a run's path may be relative."""
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
+
+
 class _OfMetrics(Callback):
     """A callback of a function of metrics."""
 
@@ -90,7 +104,8 @@ class Listener:
     def tell(self, method: str, *args: Any) -> bool:
         """Calls a method of the callback; returns whether it asked to end the run."""
         try:
-            answer = getattr(self._callback, method)(*args)
+            with _same_folder():
+                answer = getattr(self._callback, method)(*args)
         except Exception as error:
             if method not in self._failing:
                 text = "".join(traceback.format_exception_only(error)).strip()

@@ -24,6 +24,7 @@ from seedbed.run.checkpoint_helper import (
     Claim,
     name_of,
 )
+from seedbed.run.folder import require_claim
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.types import StorageError, Tree
@@ -57,7 +58,12 @@ class CheckpointWriter:
         claim: Claim = UNCLAIMED,
         task: int = 0,
     ) -> None:
-        """`task` is a `restoring.task_number`: scores of another one are not compared."""
+        """`task` is a `restoring.task_number`: scores of another one are not compared.
+
+        Makes the folder, if it can: a run without it has lost it, if it has learned.
+        """
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
         self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
         self._claim, self._task = claim, task
         self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
@@ -130,7 +136,7 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Waits until all saves are done; raises StorageError if the newest could not be written.
 
-        Call from the owning thread.
+        Raises TakenOver if that is because another learner has the run. Call from the owning thread.
         """
         self._requests.join()
         self._raise_error()
@@ -160,6 +166,8 @@ class CheckpointWriter:
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
+            # The helper writes nothing for who has lost the run.
+            require_claim(self._folder.parent, self._claim)
             raise StorageError(error)
 
     def _serve(self) -> None:

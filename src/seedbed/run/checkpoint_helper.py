@@ -7,6 +7,7 @@ every byte of it is on the disk. The functions that only read are for any proces
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -27,6 +28,11 @@ ARRAYS = "arrays"
 BEST = "best.json"
 TERMS = "terms"
 """The folder, in a run's, whose files are the numbers of the starts of its learners."""
+_UNREAD = (
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EACCES, errno.EPERM),
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+)
+"""Errors that say nothing of a file's content."""
 
 
 class Claim(NamedTuple):
@@ -108,7 +114,7 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 def defect(path: Path) -> str | None:
     """Returns the defect of a checkpoint as a text, or None if its files agree with its manifest.
 
-    Reads every file.
+    Reads every file. Raises OSError if one cannot be read for a reason that is none of the checkpoint's.
     """
     try:
         manifest = load_json(path / MANIFEST)
@@ -123,6 +129,8 @@ def defect(path: Path) -> str | None:
             if found[name][1] != checksum:
                 return f"{name} has changed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno in _UNREAD:
+            raise
         return f"{MANIFEST} cannot be read: {type(error).__name__}"
     return None
 
@@ -146,7 +154,7 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     highest score in the newest task. A new score of the best checkpoint replaces its old one. No other
     process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     step, score, task = header["step"], header["score"], header["task"]
     final = folder / name_of(step)
     leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
@@ -158,6 +166,7 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     }
     claim = Claim(*header["claim"])
     _require_claim(folder.parent, claim)
+    remove_leftovers(folder)
     held = _held(final)
     # The arrays may be on the disk already, if their score or more metadata comes later.
     if held is None or held["leaves"] != strict_json.loads(strict_json.dumps(leaves)):
@@ -215,7 +224,9 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any], claim:
         temporary.rename(final)
         sync(final.parent)
     except BaseException:
-        remove_leftovers(final.parent)
+        # No more than its own: others may be of a learner that has taken over.
+        _put_back(_former(final))
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(former, ignore_errors=True)
 
@@ -227,12 +238,22 @@ def remove_leftovers(folder: Path) -> None:
     other process may write into the folder at the same time.
     """
     for former in folder.glob(".removing-*"):
-        final = folder / former.name.removeprefix(".removing-")
-        if not final.exists() and defect(former) is None:
-            former.rename(final)
+        _put_back(former)
     for pattern in (".writing-*", ".removing-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _former(final: Path) -> Path:
+    """Returns where a checkpoint goes that makes way for another."""
+    return final.with_name(f".removing-{final.name}")
+
+
+def _put_back(former: Path) -> None:
+    """Renames a whole checkpoint back that has made way for one that is not there."""
+    final = former.with_name(former.name.removeprefix(".removing-"))
+    if former.exists() and not final.exists() and defect(former) is None:
+        former.rename(final)
 
 
 def _rename_away(path: Path) -> Path:
@@ -240,7 +261,7 @@ def _rename_away(path: Path) -> Path:
 
     The checkpoint may be missing; then there is nothing at that path.
     """
-    doomed = path.with_name(f".removing-{path.name}")
+    doomed = _former(path)
     shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():
         path.rename(doomed)
@@ -279,7 +300,6 @@ def main(folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # training has priority
     answers = own_output()
-    remove_leftovers(folder)
     while (request := _read_request(sys.stdin.buffer)) is not None:
         try:
             write_checkpoint(folder, *request)

@@ -138,10 +138,7 @@ class RunFolder:
         return run
 
     def _take(self, tell: Callable[[str], None]) -> None:
-        """Takes both locks and the next term, and removes half-written checkpoints.
-
-        Keeps no lock if it raises.
-        """
+        """Takes both locks, the next term, and half-written checkpoints away; keeps no lock if it raises."""
         try:
             self._await_lock(
                 LOCK,
@@ -170,15 +167,13 @@ class RunFolder:
             return
         tell(
             f"waiting until the helper that wrote checkpoints to {printable(self.path)} has ended: its "
-            "trainer was "
-            "killed"
+            "trainer was killed"
         )
         self._await_lock(
             SAVING,
             PATIENCE_S,
-            f"the helper of a trainer that was killed still writes a checkpoint to "
-            f"{printable(self.path)}: wait until "
-            "it ends, or end it (its program is seedbed.run.checkpoint_helper)",
+            "the helper of a trainer that was killed still writes a checkpoint to "
+            f"{printable(self.path)}: wait, or end it (its program is seedbed.run.checkpoint_helper)",
         )
 
     def _await_lock(self, name: str, patience_s: float, refusal: str) -> None:
@@ -216,12 +211,7 @@ class RunFolder:
 
     def require_claim(self) -> None:
         """Raises TakenOver if another learner has the run; call it before anything is written."""
-        if newer := successor(self.path, self.claim):
-            raise TakenOver(
-                f"another learner has taken over the run {printable(self.path)} (term {newer}; this one "
-                "is of term "
-                f"{self.term}): this one ends, and saves nothing"
-            )
+        require_claim(self.path, self.claim)
 
     def _lock(self, name: str) -> bool:
         """Locks a file of the folder; returns False if another process holds it."""
@@ -304,9 +294,9 @@ class RunFolder:
         with the folder locked, from one thread at a time.
         """
         try:
-            write_json(self.path / CONFIG, config)
             for place, file in (files or {}).items():
                 copy_once(file, self.path / place)
+            write_json(self.path / CONFIG, config)
         except OSError as error:
             raise _unusable(self.path, error) from error
 
@@ -365,8 +355,8 @@ class RunFolder:
         """Removes the folder of a run that failed before it trained, and closes it.
 
         Removes nothing if there are metrics, a checkpoint, or files that are not a run's own, nor if another
-        learner has the run. Errors of the
-        disk are not raised. Call it only with the folder locked, from one thread at a time.
+        learner has the run. Errors of the disk are not raised. Call it only with the folder locked, from one
+        thread at a time.
         """
         if successor(self.path, self.claim):
             self.close()
@@ -392,8 +382,18 @@ class RunFolder:
             self.path.rmdir()  # raises OSError if `listen` stays
 
 
+def require_claim(run: Path, claim: Claim) -> None:
+    """Raises TakenOver if another learner has had a run since a claim."""
+    if newer := successor(run, claim):
+        raise TakenOver(
+            f"another learner has taken over the run {printable(run)} (term {newer}; this one is of term "
+            f"{claim.term}): this one ends, and saves nothing"
+        )
+
+
 def _unusable(path: Path, error: OSError) -> SeedbedError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return SeedbedError(
         f"the run folder {printable(path)} cannot be written ({error.strerror or error}): "
-        "name another folder with --run"
+        f"{'make room there, or ' if full else ''}name another folder with --run"
     )

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from seedbed import strict_json
-from seedbed.files import open_regular
+from seedbed.files import open_regular, sync
 from seedbed.printable import printable
 from seedbed.run.folder import METRICS
 from seedbed.run.lines import whole_lines
@@ -69,8 +69,7 @@ class MetricsLog:
         except OSError as error:
             raise SeedbedError(
                 f"metrics cannot be written to {printable(folder)} ({error.strerror or error}): make "
-                "room there, "
-                "then go on with --resume"
+                "room there, then start again"
             ) from error
 
     def write(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +186,7 @@ def _repair(path: Path, resume_at: int | None) -> None:
             for line, metrics in whole_lines(file):
                 if resume_at is None or metrics.get("env_steps", 0) <= resume_at:
                     kept.write(line)
+        sync(temporary)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

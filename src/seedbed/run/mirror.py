@@ -15,6 +15,7 @@ import importlib
 import math
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -80,11 +81,11 @@ class Bucket:
         self._same: dict[str, list[int]] = {}
         self._versions: dict[str, str] = {}
         self._sent_s: dict[str, float] = {}  # when this process has sent a file last
-        self._waited = (
-            False  # whether the last pass has sent no checkpoint, as all waited for their replays
-        )
-        self._late = (
-            0  # passes in a row after which the newest checkpoint was not there with its replay
+        # Whether the last pass has sent no checkpoint, as all waited for their replays.
+        self._waited = False
+        self._late = 0  # passes in a row after which the newest was not there with its replay
+        self.aside = (
+            ""  # where `fetch` has copied the folder, of which the bucket lacked checkpoints
         )
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
@@ -123,8 +124,7 @@ class Bucket:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in reversed(range(_TRIES)):
                 try:
-                    terms = self._terms()
-                    if terms:
+                    if terms := self._terms():
                         self._fetch(terms[-1], parent)
                     return
                 except FileNotFoundError as error:
@@ -139,6 +139,8 @@ class Bucket:
             file = self._folder / TERMS / f"{newest:06d}"
             mine = file.exists() and file.read_bytes() == self._token(newest)
             there = {path: about for path, about in self._find().items() if belongs(path)}
+            if not mine:
+                self._set_aside()
             for path, about in sorted(there.items(), key=lambda item: order(item[0])):
                 if parent is not None and parent.ending.is_set():
                     raise InterruptedError("it was interrupted")
@@ -157,6 +159,14 @@ class Bucket:
                 (self._folder / ELSEWHERE).touch()
             self._write_state()
 
+    def _set_aside(self) -> None:
+        """Copies the folder, but for a replay, if the bucket has never had one of its checkpoints."""
+        here = filter(is_checkpoint, self._local())
+        if any(self._same.get(path) != self._stat(path) for path in here):
+            aside = self._beside(f"unsent-{secrets.token_hex(4)}")
+            shutil.copytree(self._folder, aside, ignore=shutil.ignore_patterns("replay", "roles"))
+            self.aside = str(aside)
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
         """Keeps processes from training into the folder meanwhile; yields False if one does."""
@@ -172,9 +182,8 @@ class Bucket:
     def _bring(self, path: str, about: dict[str, Any], mine: bool) -> None:
         """Fetches a file that is not here as the bucket has it; of a run of this machine, what is lost."""
         local = self._folder / path
-        version = next(
-            (f"{about['size']} {about[name]}" for name in _VERSIONS if name in about), ""
-        )
+        versions = (f"{about['size']} {about[name]}" for name in _VERSIONS if name in about)
+        version = next(versions, "")
         if local.exists():
             same = version and self._versions.get(path) == version
             if mine or (same and self._same.get(path) == self._stat(path)):
@@ -203,7 +212,10 @@ class Bucket:
         """Raises Taken if there is a later term, of which the folder is told, so that its learner ends."""
         newest = max(self._terms(), default=0)
         if newest > self._term:
-            (self._folder / TERMS / f"{newest:06d}").write_text(secrets.token_hex(8))
+            # A later start here has a file of that name, which says that the run is its own.
+            file = self._folder / TERMS / f"{newest:06d}"
+            with contextlib.suppress(FileExistsError), file.open("x") as told:
+                told.write(secrets.token_hex(8))
             raise Taken
         self._looked_s = time.monotonic()
 
@@ -236,9 +248,8 @@ class Bucket:
 
     def _is_due(self, path: str, size: int) -> bool:
         passed_s = time.monotonic() - self._sent_s.get(path, -math.inf)
-        return (
-            not path.startswith(_LOGS) or size <= _LOG_BYTES_S * passed_s or passed_s > _LOG_MOST_S
-        )
+        large = path.startswith(_LOGS) and size > _LOG_BYTES_S * passed_s
+        return not large or passed_s > _LOG_MOST_S
 
     def send(self, ending: bool = False) -> None:
         """Sends what is new, and then removes what is gone. Raises Taken if another process has the run."""
@@ -303,11 +314,8 @@ class Bucket:
         of_replays = replays_of(here)
         stay = [] if done else old[-2:]
         for path in gone:
-            if is_checkpoint(path):
-                removed = step_of(path) not in stay
-            else:
-                removed = done and (path.startswith(CHECKPOINTS) or parent_of(path) in of_replays)
-            if removed:
+            other = path.startswith(CHECKPOINTS) or parent_of(path) in of_replays
+            if step_of(path) not in stay if is_checkpoint(path) else done and other:
                 self._remove(path)
         self._same = {path: now for path, now in self._same.items() if path in here}
         for term in self._terms():
@@ -382,7 +390,7 @@ def main() -> None:
             again=not isinstance(error, _LASTING) and "Credentials" not in type(error).__name__,
         )
         return
-    parent.say(ready=True)
+    parent.say(ready=True, aside=bucket.aside)
     if what == "keep":
         sys.exit(_keep(bucket, parent))
 

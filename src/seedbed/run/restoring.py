@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shutil
@@ -14,17 +15,33 @@ import jax
 import numpy as np
 
 from seedbed import strict_json
+from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json
 from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.checkpoint_helper import ARRAYS, MANIFEST, defect, list_steps, name_of, read_best
-from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.folder import CONFIG, METRICS, RunFolder
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
+from seedbed.run.lines import read_last_line
 from seedbed.run.task import task_of
 from seedbed.types import SeedbedError, Tree
 
 Warn = Callable[[str], None]
 Restored = tuple[int, Tree, dict[str, Any]]
 _Loaded = TypeVar("_Loaded")
+
+
+def beginning_anew(run: RunFolder) -> str:
+    """Returns what to tell of a run that has no checkpoint and so starts from the beginning; "" of a new one.
+
+    Raises SeedbedError if it has learned and the folder of its checkpoints is away.
+    """
+    last = read_last_line(run.path / METRICS)
+    if last.get("learner_steps") and not run.checkpoints.is_dir():
+        raise SeedbedError(
+            f"{printable(run.checkpoints)} is not there, though the run has got to step "
+            f"{last.get('env_steps', 0):,}: bring it back (is its disk mounted?), or start a new run"
+        )
+    return "the run has no checkpoint yet: starting from the beginning" if last else ""
 
 
 def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
@@ -87,7 +104,7 @@ def _of_best(folder: Path, warn: Warn, load: Callable[[Path], _Loaded]) -> _Load
     best = read_best(folder)
     if best is not None:
         path = folder / name_of(best["step"])
-        if (reason := defect(path)) is None:
+        if (reason := _defect(path)) is None:
             try:
                 return load(path)
             except Exception:
@@ -119,15 +136,27 @@ def _of_newest(folder: Path, warn: Warn, load: Callable[[Path], _Loaded]) -> _Lo
     return _of_newest(folder, warn, load)
 
 
+def _defect(path: Path) -> str | None:
+    """Returns the defect of a checkpoint; raises TemporaryError if it cannot be read, but may be whole."""
+    try:
+        return defect(path)
+    except OSError as error:
+        raise TemporaryError(
+            f"{printable(path)} cannot be read ({error.strerror or error}): try again when it can, or move "
+            "it away to go on from the one before"
+        ) from error
+
+
 def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
     """Returns the newest whole checkpoint and the newer ones, which are damaged; warns of those.
 
-    Raises SeedbedError if no checkpoint is whole.
+    Raises SeedbedError if no checkpoint is whole, and TemporaryError if the disk or the system refuses to
+    read one, which may be whole.
     """
     damaged: list[Path] = []
     for step in reversed(list_steps(folder)):
         path = folder / name_of(step)
-        if (reason := defect(path)) is None:
+        if (reason := _defect(path)) is None:
             return path, damaged
         warn(f"checkpoint {printable(path)} is damaged ({reason}): using the one before")
         damaged.append(path)
@@ -143,8 +172,10 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
 
 def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
     """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
-    best = read_best(folder)
-    newer = [n for n in list_steps(folder) if n > step and defect(folder / name_of(n)) is None]
+    best, newer = read_best(folder), []
+    for other in list_steps(folder):
+        with contextlib.suppress(TemporaryError):
+            newer += [other] if other > step and _defect(folder / name_of(other)) is None else []
     if newer and best is not None and best["step"] == step:
         warn(
             f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "

@@ -19,14 +19,14 @@ from seedbed.run.bucket import name_of
 from seedbed.run.callback import Callback, Listener, OnMetrics
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import METRICS, RunFolder, TakenOver
+from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.history import RunSegment
 from seedbed.run.interval import Interval
 from seedbed.run.lines import last_wall_s
 from seedbed.run.loaded_weights import LoadedWeights
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, evaluated, processes_rss
-from seedbed.run.restoring import restore, task_number
+from seedbed.run.restoring import beginning_anew, restore, task_number
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.stopping import StoppingRules
@@ -85,12 +85,12 @@ class Session:
         """Reads the newest whole checkpoint, and says where the run goes on; None if there is none.
 
         Returns its arrays, with the structure of `template()`, and the metadata of the snapshot; sets
-        `start`. Raises SeedbedError if no checkpoint is whole, or if it is of another agent.
+        `start`. Raises SeedbedError if none is whole, if they are away, or if it is of another agent.
         """
         folder = self.run.checkpoints
-        if not (folder.is_dir() and list_steps(folder)):
-            if (self.run.path / METRICS).exists():
-                self.view.message("the run has no checkpoint yet: starting from the beginning")
+        if not list_steps(folder):
+            if told := beginning_anew(self.run):
+                self.view.message(told)
             return None
         step, arrays, metadata = restore(folder, template(), self.view.message)
         self.start = Start.read(metadata)

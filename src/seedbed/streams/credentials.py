@@ -179,7 +179,10 @@ def put_key(run: Path, key: str) -> None:
 
 
 def _make_certificate() -> tuple[str, str]:
-    """Makes a certificate for the name `NAME`, valid from yesterday on, and its private key; both are PEM."""
+    """Makes a certificate for the name `NAME` and its private key; both are PEM.
+
+    Whoever has the key has the certificate, which has no need to begin: the clock of a machine may be late.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -194,7 +197,7 @@ def _make_certificate() -> tuple[str, str]:
         .issuer_name(name)
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
         .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(private, hashes.SHA256())

@@ -208,6 +208,7 @@ class JoystickTask(SensedRobot, abc.ABC):
                 pushed=push.since >= push.wait,
             ),
             memory=self.remembered(kept, now, measured, self.control(kept, action)),
+            ground=kept.ground,
         )
 
     @property

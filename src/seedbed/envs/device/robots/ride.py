@@ -76,6 +76,7 @@ class Ride(NamedTuple):
     push: Push
     seen: Seen
     memory: Tree  # what the task itself remembers of what was measured
+    ground: Tree = ()  # what the robot goes on, where that is not the same for all episodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
