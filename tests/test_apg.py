@@ -171,6 +171,24 @@ def test_a_few_steep_environments_do_not_decide_for_all():
     assert slopes[0] > 1e4 and slopes[1] < 10
 
 
+def test_what_comes_back_through_the_memory_is_bounded_too():
+    agent = bind(dataclasses.replace(APG, recurrent=True, max_action_slope=1.0), Drift().spec)
+    opening = jax.jit(jax.vmap(Drift().reset))(jax.random.split(KEY, 4)).timestep
+    params, keys = jax.jit(agent.init)(KEY).params, jax.random.split(KEY, 4)
+
+    @jax.jit
+    @jax.grad
+    def slope(weights, steep):
+        before = agent.actor_state(jnp.arange(4), 4)
+        now = params._replace(weights=weights)
+        _, _, after = agent.act(now, before, opening, keys, False)
+        return steep * after.core.action.sum()
+
+    large, larger = (ravel_pytree(slope(params.weights, x))[0] for x in (1e6, 1e8))
+    np.testing.assert_allclose(larger, large, rtol=1e-5)
+    assert 0 < np.abs(large).max() < 10
+
+
 def test_a_step_of_the_policy_leaves_the_value_alone_and_the_other_way_round():
     agent = bind(dataclasses.replace(APG, normalise_returns=True), Drift().spec)
     state = jax.jit(agent.init)(KEY)

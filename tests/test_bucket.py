@@ -94,6 +94,7 @@ def test_another_machine_goes_on_where_the_first_was_lost(machines, tmp_path):
     # What came after that is lost with the machine.
     (run.path / "metrics.jsonl").write_text("1\n2\n")
     again = other.begin()
+    assert again.checkpoints.is_dir()
     assert again.term == 2 and (again.path / "metrics.jsonl").read_text() == "1\n"
     taking = other.bucket()
     taking.claim()
@@ -224,7 +225,7 @@ def test_what_was_not_sent_is_kept_where_another_machine_has_gone_on(machines):
     assert not (run.checkpoints / "7").exists() or not list((run.checkpoints / "7").iterdir())
     aside = RunFolder.read(Path(fetching.aside))
     assert (aside.checkpoints / "7" / "a").read_text() == "7"
-    assert fetching.aside.startswith(f"{one.folder}.unsent-")
+    assert fetching.aside == f"{one.folder}.unsent-1"
     fetching = one.bucket()
     fetching.fetch()
     assert not fetching.aside, "there is nothing else to keep"

@@ -23,7 +23,7 @@ from seedbed.envs.host import pickled
 from seedbed.exit_status import TemporaryError
 from seedbed.run import checkpoint, checkpoint_helper, restoring
 from seedbed.run.checkpoint import CheckpointWriter
-from seedbed.run.checkpoint_helper import list_steps, read_best
+from seedbed.run.checkpoint_helper import list_steps, name_of, read_best, remove_leftovers
 from seedbed.run.folder import RunFolder
 from seedbed.run.restoring import (
     restore,
@@ -296,6 +296,33 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(tmp_path, monkeypat
         with pytest.raises(TemporaryError, match="000000000002 cannot be read .Input/output error"):
             read(tmp_path, TEMPLATE)
     assert read(tmp_path, TEMPLATE)[0] == 2
+
+
+def test_a_best_that_cannot_be_read_now_is_not_replaced(tmp_path, monkeypatch):
+    def away(path: Path) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    write(tmp_path, 1, score=9.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_helper, "load_json", away)
+        with pytest.raises(OSError, match="Stale"):
+            write(tmp_path, 2, score=1.0)
+        assert read_best(tmp_path) is None
+    best = read_best(tmp_path)
+    assert best is not None and best["step"] == 1
+
+
+def test_a_former_checkpoint_that_cannot_be_read_now_stays(tmp_path, monkeypatch):
+    def away(path: Path) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    write(tmp_path, 1, 1.0)
+    (tmp_path / name_of(1)).rename(tmp_path / f".removing-{name_of(1)}")
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_helper, "load_json", away)
+        remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
+    assert restore(tmp_path, TEMPLATE)[0] == 1
 
 
 def damage_truncate(folder):

@@ -171,6 +171,25 @@ def test_even_tiles_are_a_plane(robot):
     assert np.median(apart[-1]) < 1e-3 and (apart[20] < 1e-3).mean() > 0.9
 
 
+def test_boxes_touch_feet_as_the_floor_does_that_they_replace(humanoid):
+    """G1's feet touch the floor by pairs of the file, which would stay whatever the floor's bits are."""
+    flat = G1Joystick(xml_file=humanoid).compiled()
+    rough = G1Rough(xml_file=humanoid).compiled()
+
+    def pairs(model: Any, word: str) -> list[np.ndarray]:
+        named = [
+            (model.geom(model.pair_geom1[i]).name, model.geom(model.pair_geom2[i]).name)
+            for i in range(model.npair)
+        ]
+        found = [i for i, names in enumerate(named) if any(word in name for name in names)]
+        return [np.hstack([model.pair_friction[i], model.pair_dim[i]]) for i in found]
+
+    (one, other), tiles = pairs(flat, "floor"), pairs(rough, "_tile")
+    assert not pairs(rough, "floor") and len(tiles) == 6
+    np.testing.assert_array_equal(tiles, [one] * 3 + [other] * 3)
+    assert one[0] != G1Rough(xml_file=humanoid).compiled().geom("floor").friction[0]
+
+
 def test_half_of_the_grounds_have_stairs():
     grounds = jax.vmap(lambda key: Ground.drawn(key, 4))(jax.random.split(jax.random.key(0), 400))
     assert 0.4 < np.asarray(grounds.stairs).mean() < 0.6

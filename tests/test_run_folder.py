@@ -322,6 +322,12 @@ def test_a_configuration_names_no_copy_that_is_not_there(run_folder, tmp_path):
     run.close()
 
 
+def test_a_start_that_was_killed_while_it_copied_files_may_be_made_again(run_folder):
+    (run_folder / "scenes").mkdir(parents=True)
+    (run_folder / "scenes" / "a.xml").touch()
+    RunFolder.create(run_folder).close()
+
+
 def test_a_run_that_has_learned_does_not_begin_anew_without_its_checkpoints(run_folder):
     run = RunFolder.create(run_folder)
     assert beginning_anew(run) == ""
@@ -330,12 +336,18 @@ def test_a_run_that_has_learned_does_not_begin_anew_without_its_checkpoints(run_
     assert beginning_anew(run) == "the run has no checkpoint yet: starting from the beginning"
     metrics.write_text('{"env_steps": 512, "learner_steps": 8}\n')
     run.checkpoints.symlink_to(run_folder / "a disk that is not mounted")
-    with pytest.raises(SeedbedError, match="checkpoints is not there, though .* got to step 512: "):
+    with pytest.raises(
+        SeedbedError, match="checkpoints has no checkpoint, though .* got to step 512: "
+    ):
         beginning_anew(run)
     run.checkpoints.unlink()
     # As a learner leaves it that was killed before its first checkpoint was whole.
     with CheckpointWriter(run.checkpoints, claim=run.claim):
         assert beginning_anew(run).endswith("starting from the beginning")
+        # As a disk leaves it that was mounted there.
+        metrics.write_text('{"env_steps": 512, "learner_steps": 8, "wall_s": 700.0}\n')
+        with pytest.raises(SeedbedError, match="has no checkpoint, though"):
+            beginning_anew(run)
     run.close()
 
 

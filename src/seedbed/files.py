@@ -8,7 +8,7 @@ import shutil
 import stat
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +60,20 @@ def copy_once(file: Path, place: Path) -> None:
         shutil.copyfile(file, unfinished(place))
         sync(unfinished(place))
         unfinished(place).replace(place)
+
+
+def copy_folder_once(folder: Path, place: Path, without: Sequence[str] = ()) -> None:
+    """Copies a folder, but for what has some names, to a place that has none yet. Raises OSError."""
+    if not place.exists():
+        shutil.rmtree(unfinished(place), ignore_errors=True)
+        shutil.copytree(folder, unfinished(place), ignore=shutil.ignore_patterns(*without))
+        unfinished(place).replace(place)
+
+
+def files_below(folder: Path, refused: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yields the files under a folder, which may go meanwhile; `refused` gets the error of a folder."""
+    for below, _, names in os.walk(folder, onerror=refused):
+        yield from (path for path in (Path(below) / name for name in names) if path.is_file())
 
 
 def load_json(path: Path) -> Any:

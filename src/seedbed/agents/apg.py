@@ -126,8 +126,11 @@ class Apg(ActorCriticAgent):
         Contacts are stiff: without a bound, a few environments of a batch would decide for all.
         """
         action, behaviour, after = super().act(params, actor_state, timestep, keys, evaluate)
-        most = jnp.float32(self.max_action_slope / action.shape[0])
-        return _bounded(action, most), behaviour, after
+        action = _bounded(action, jnp.float32(self.max_action_slope / action.shape[0]))
+        if self.recurrent:
+            # The memory of the action is a way back, too.
+            after = after._replace(core=after.core._replace(action=action))
+        return action, behaviour, after
 
     def slope(self, state: LearnerState, play: Play) -> tuple[Tree, Tree]:
         """Differentiates minus the return of the windows that `play` acts, by the policy's weights."""

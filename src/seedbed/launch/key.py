@@ -32,4 +32,6 @@ def make(run: Path) -> str:
         raise SeedbedError(
             f"the run {printable(run)} has begun without listening: give it --listen, and it makes a key"
         )
+    else:
+        ensure_credentials(run / FOLDER)
     return f"{printable(key)}; on other machines: seedbed host ADDRESS --key {pasted(KEY)}"

@@ -71,12 +71,17 @@ def require_callback(callback: object) -> None:
 
 @contextlib.contextmanager
 def _same_folder() -> Iterator[None]:
-    """Keeps the working directory, to which a run's path may be relative."""
-    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Keeps the working directory, to which a run's path may be relative, if it can be opened."""
+    try:
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
     try:
         yield
     finally:
-        os.fchdir(folder)
+        with contextlib.suppress(OSError):
+            os.fchdir(folder)
         os.close(folder)
 
 

@@ -24,7 +24,7 @@ from seedbed.run.checkpoint_helper import (
     Claim,
     name_of,
 )
-from seedbed.run.folder import require_claim
+from seedbed.run.folder import TakenOver, require_claim
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.types import StorageError, Tree
@@ -82,7 +82,7 @@ class CheckpointWriter:
             return
         try:
             self.close()
-        except StorageError as error:
+        except (StorageError, TakenOver) as error:
             if failure is None:
                 raise
             # The failure that ended the run is more important.

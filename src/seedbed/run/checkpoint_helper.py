@@ -7,6 +7,7 @@ every byte of it is on the disk. The functions that only read are for any proces
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from seedbed import strict_json
-from seedbed.files import load_json, sync, write_json
+from seedbed.files import files_below, load_json, sync, write_json
 from seedbed.streams.supervisor import own_output
 
 LENGTH = struct.Struct("<Q")
@@ -28,10 +29,10 @@ ARRAYS = "arrays"
 BEST = "best.json"
 TERMS = "terms"
 """The folder, in a run's, whose files are the numbers of the starts of its learners."""
-_UNREAD = (
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EACCES, errno.EPERM),
-    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
-)
+_UNREAD = {
+    getattr(errno, f"E{name}")
+    for name in "IO STALE TIMEDOUT REMOTEIO ACCES PERM NOMEM MFILE NFILE".split()
+}
 """Errors that say nothing of a file's content."""
 
 
@@ -92,22 +93,35 @@ def _require_claim(run: Path, claim: Claim) -> None:
 
 
 def file_table(folder: Path) -> dict[str, list[int]]:
-    """Returns the size in bytes and the CRC-32 of each file under a folder, by its relative path."""
+    """Returns the size in bytes and the CRC-32 of each file under a folder, by its path; raises OSError."""
     table = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            content = path.read_bytes()
-            table[path.relative_to(folder).as_posix()] = [len(content), zlib.crc32(content)]
+    for path in sorted(files_below(folder, _raised)):
+        content = path.read_bytes()
+        table[path.relative_to(folder).as_posix()] = [len(content), zlib.crc32(content)]
     return table
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
     """Returns `step` and `score` of the best checkpoint, or None if none was scored or it is not there."""
     try:
+        return _best(folder)
+    except OSError:
+        return None
+
+
+def _best(folder: Path) -> dict[str, Any] | None:
+    """Returns what `read_best` does. Raises OSError if it cannot be read for a reason that passes."""
+    try:
         best = load_json(folder / BEST)
         numbers = type(best["step"]) is int and type(best["score"]) in (int, float)
         return best if numbers and (folder / name_of(best["step"]) / MANIFEST).is_file() else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno in _UNREAD:
+            raise
         return None
 
 
@@ -176,7 +190,7 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
         _write(final, manifest, arrays, claim)
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
         write_json(final / MANIFEST, {**held, "metadata": known})
-    best = read_best(folder)
+    best = _best(folder)
     if score is not None and (
         best is None
         or best.get("task", task) != task
@@ -225,7 +239,8 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any], claim:
         sync(final.parent)
     except BaseException:
         # No more than its own: others may be of a learner that has taken over.
-        _put_back(_former(final))
+        with contextlib.suppress(OSError):
+            _put_back(_former(final))
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(former, ignore_errors=True)
@@ -238,10 +253,12 @@ def remove_leftovers(folder: Path) -> None:
     other process may write into the folder at the same time.
     """
     for former in folder.glob(".removing-*"):
-        _put_back(former)
-    for pattern in (".writing-*", ".removing-*"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+        # One that cannot be read may be whole: it stays.
+        with contextlib.suppress(OSError):
+            _put_back(former)
+            shutil.rmtree(former, ignore_errors=True)
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _former(final: Path) -> Path:

@@ -13,9 +13,7 @@ import contextlib
 import fcntl
 import importlib
 import math
-import os
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seedbed.exit_status import ExitStatus
-from seedbed.files import load_json, write_json
+from seedbed.files import copy_folder_once, files_below, load_json, write_json
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.bucket_names import (
     BEFORE,
@@ -141,10 +139,13 @@ class Bucket:
             there = {path: about for path, about in self._find().items() if belongs(path)}
             if not mine:
                 self._set_aside()
-            for path, about in sorted(there.items(), key=lambda item: order(item[0])):
-                if parent is not None and parent.ending.is_set():
-                    raise InterruptedError("it was interrupted")
-                self._bring(path, about, mine)
+            try:
+                for path, about in sorted(there.items(), key=lambda item: order(item[0])):
+                    if parent is not None and parent.ending.is_set():
+                        raise InterruptedError("it was interrupted")
+                    self._bring(path, about, mine)
+            finally:
+                self._write_state()
             if mine:
                 return
             for path in self._local():
@@ -157,14 +158,15 @@ class Bucket:
             # was killed before it had sent anything has left its term only.
             if there:
                 (self._folder / ELSEWHERE).touch()
-            self._write_state()
+                (self._folder / CHECKPOINTS).mkdir(exist_ok=True)
 
     def _set_aside(self) -> None:
         """Copies the folder, but for a replay, if the bucket has never had one of its checkpoints."""
         here = filter(is_checkpoint, self._local())
         if any(self._same.get(path) != self._stat(path) for path in here):
-            aside = self._beside(f"unsent-{secrets.token_hex(4)}")
-            shutil.copytree(self._folder, aside, ignore=shutil.ignore_patterns("replay", "roles"))
+            # Of the same name, should this fetch not come to its end.
+            aside = self._beside(f"unsent-{newest_claim(self._folder).term}")
+            copy_folder_once(self._folder, aside, ("replay", "roles"))
             self.aside = str(aside)
 
     @contextlib.contextmanager
@@ -221,13 +223,7 @@ class Bucket:
 
     def _local(self) -> list[str]:
         """Returns what belongs into the bucket, in the order in which it is sent."""
-        # Folders may go while this reads them, which `rglob` does not bear.
-        found = (
-            (Path(folder) / name).relative_to(self._folder).as_posix()
-            for folder, _, names in os.walk(self._folder)
-            for name in names
-            if (Path(folder) / name).is_file()
-        )
+        found = (path.relative_to(self._folder).as_posix() for path in files_below(self._folder))
         return sorted(filter(belongs, found), key=order)
 
     def new(self, ending: bool = False) -> list[str]:

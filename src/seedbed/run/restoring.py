@@ -28,18 +28,21 @@ from seedbed.types import SeedbedError, Tree
 Warn = Callable[[str], None]
 Restored = tuple[int, Tree, dict[str, Any]]
 _Loaded = TypeVar("_Loaded")
+_LATE_S = 600.0
 
 
 def beginning_anew(run: RunFolder) -> str:
     """Returns what to tell of a run that has no checkpoint and so starts from the beginning; "" of a new one.
 
-    Raises SeedbedError if it has learned and the folder of its checkpoints is away.
+    Raises SeedbedError if it has learned, and its checkpoints are away.
     """
     last = read_last_line(run.path / METRICS)
-    if last.get("learner_steps") and not run.checkpoints.is_dir():
+    # The first checkpoint is made at once: a learner that was killed early has left the folder, empty.
+    away = not run.checkpoints.is_dir() or last.get("wall_s", 0.0) > _LATE_S
+    if last.get("learner_steps") and away:
         raise SeedbedError(
-            f"{printable(run.checkpoints)} is not there, though the run has got to step "
-            f"{last.get('env_steps', 0):,}: bring it back (is its disk mounted?), or start a new run"
+            f"{printable(run.checkpoints)} has no checkpoint, though the run has got to step "
+            f"{last.get('env_steps', 0):,}: bring them back (is their disk mounted?), or start a new run"
         )
     return "the run has no checkpoint yet: starting from the beginning" if last else ""
 
@@ -141,6 +144,9 @@ def _defect(path: Path) -> str | None:
     try:
         return defect(path)
     except OSError as error:
+        # The run that trains may have removed it in the meantime.
+        if not path.exists():
+            return "it is gone"
         raise TemporaryError(
             f"{printable(path)} cannot be read ({error.strerror or error}): try again when it can, or move "
             "it away to go on from the one before"

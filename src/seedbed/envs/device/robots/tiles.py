@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from seedbed.types import Array, SeedbedError
 
@@ -28,6 +29,7 @@ _FLIGHTS = 3  # until steps have their full height
 _EXACT = 1e-3  # tiles, by which float32 may be off where a ring of stairs begins
 _SURFACE = ("material", "friction", "condim", "priority", "solmix", "solref", "solimp", "margin")
 """What boxes have of the floor."""
+_OF_PAIR = ("friction", "condim", "solref", "solimp", "solreffriction", "margin", "gap")
 
 
 class Tiles(NamedTuple):
@@ -95,7 +97,8 @@ def _cells(foot: Array, size: float) -> jax.Array:
 def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
     """Puts boxes for the feet into an MjSpec, with the surface of the geom `floor`, which they replace.
 
-    Raises SeedbedError if the file has no such floor or feet.
+    Where the file pairs a foot with the floor, its boxes touch it as that pair says. Raises SeedbedError if
+    the file has no such floor or feet.
     """
     missing = [name for name in ("floor", *tiles.feet) if spec.geom(name) is None]
     if missing:
@@ -104,10 +107,16 @@ def lay(spec: Any, tiles: Tiles, xml_file: str) -> None:
     slide, turn, roll = floor.friction
     for sensor in [each for each in spec.sensors if "floor" in (each.objname, each.refname)]:
         spec.delete(sensor)
+    paired: dict[str, dict[str, Any]] = {}
+    for pair in [each for each in spec.pairs if "floor" in (each.geomname1, each.geomname2)]:
+        (other,) = {pair.geomname1, pair.geomname2} - {"floor"}
+        paired[other] = {field: np.array(getattr(pair, field)) for field in _OF_PAIR}
+        spec.delete(pair)
     for foot, names in zip(tiles.feet, tiles.names(), strict=True):
         # A pair takes the larger friction, whatever the priorities of its geoms are.
         ahead = floor.priority > spec.geom(foot).priority
         rubs = {"friction": [slide, slide, turn, roll, roll]} if ahead else {}
+        rubs = paired.get(foot, rubs)
         for name in names:
             half = tiles.size / 2 + _OVER * (name == names[0])
             body = spec.worldbody.add_body(name=name, mocap=True, pos=[0, 0, -_DEEP])
