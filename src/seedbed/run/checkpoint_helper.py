@@ -31,7 +31,7 @@ TERMS = "terms"
 """The folder, in a run's, whose files are the numbers of the starts of its learners."""
 _UNREAD = {
     getattr(errno, f"E{name}")
-    for name in "IO STALE TIMEDOUT REMOTEIO ACCES PERM NOMEM MFILE NFILE".split()
+    for name in ["IO", "STALE", "TIMEDOUT", "REMOTEIO", "ACCES", "PERM", "NOMEM", "MFILE", "NFILE"]
 }
 """Errors that say nothing of a file's content."""
 
