@@ -193,10 +193,12 @@ class CheckpointWriter:
                     # A score may come for an older one.
                     self._written = max(self._written, request.step)
                 else:
+                    there = "earlier checkpoints are whole. Make room there"
+                    if not self._folder.is_dir():
+                        there = "the folder is gone. Bring it back"
                     self._error = (
                         f"the checkpoint of step {request.step} could not be written to "
-                        f"{self._folder}: {reason}; earlier checkpoints are whole. Make room there, "
-                        "or name another folder with --run"
+                        f"{self._folder}: {reason}; {there}, or name another folder with --run"
                     )
             finally:
                 self._requests.task_done()
