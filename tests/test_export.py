@@ -375,13 +375,15 @@ def test_agents_of_users_are_exported_but_not_imported(tmp_path):
         seedbed.load(tmp_path / "policy")
 
 
-def test_networks_in_bfloat16_are_refused(tmp_path):
-    agent = dataclasses.replace(TINY, compute_dtype="bfloat16")
+def test_networks_that_were_trained_in_bfloat16_compute_in_float32(tmp_path):
+    agent, told = dataclasses.replace(TINY, compute_dtype="bfloat16"), []
     run = write_run(tmp_path / "run", dataclasses.replace(CARTPOLE, agent=agent))
-    with pytest.raises(
-        SeedbedError, match="a rounding, as in networks that compute in bfloat16: a graph"
-    ):
-        command.export(run, tmp_path / "policy", warn=print)
+    contract = command.export(run, tmp_path / "policy", warn=told.append)
+    assert told == [
+        "the policy computes in float32, and not in bfloat16 as in training and evaluations"
+    ]
+    assert contract["agent"]["options"]["compute_dtype"] == "float32"
+    assert command.restore(run, print).agent.compute_dtype == "bfloat16"
 
 
 def test_an_agent_without_a_form_leaves_no_folder(tmp_path, capsys):

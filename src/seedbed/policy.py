@@ -22,6 +22,7 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.bucket import run_path
+from seedbed.run.deployed import Policy as DeployedPolicy
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig
@@ -51,6 +52,21 @@ class TrainedAgent:
     def env(self) -> HostEnvConfig | Environment:
         """The environment that it was trained in."""
         return self.config.env
+
+    def deployed(self, warn: Callable[[str], None]) -> DeployedPolicy:
+        """Returns the agent as a policy outside of Seedbed, whose networks compute in float32.
+
+        Calls `warn` if they do so in bfloat16 here, which has no form in ONNX or in a browser.
+        """
+        agent: Any = self.agent
+        dtype = getattr(agent, "compute_dtype", "float32")
+        if dtype != "float32":
+            warn(
+                f"the policy computes in float32, and not in {dtype} as in training and evaluations"
+            )
+            agent = dataclasses.replace(agent, compute_dtype="float32")
+        spec, frame_stack = policy_spec(self.forms.spec), frame_stack_of(self.env)
+        return DeployedPolicy(agent, self.params, spec, frame_stack)
 
 
 @checked

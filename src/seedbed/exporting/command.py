@@ -55,7 +55,7 @@ from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.lines import read_lines
-from seedbed.spaces import PRIVILEGED, entry, policy_spec
+from seedbed.spaces import PRIVILEGED, entry
 from seedbed.types import Agent, ArraySpec, SeedbedError
 from seedbed.version import __version__
 
@@ -89,8 +89,7 @@ def export(
     run, folder = Path(run), Path(folder)
     _require_room(folder)
     trained = restore(run, warn, newest, trust)
-    frame_stack = getattr(trained.env, "frame_stack", 1)
-    policy = Policy(trained.agent, trained.params, policy_spec(trained.forms.spec), frame_stack)
+    policy = trained.deployed(warn)
     robot = _robot(trained.env, warn)
     # On a GPU, JAX would round the factors of products to TF32, by more than the check allows.
     with jax.default_matmul_precision("highest"):
@@ -117,7 +116,7 @@ def export(
         "privileged": observation_json(entry(trained.forms.spec.observation, PRIVILEGED)),
         "action": action_json(trained.forms),
         "mirror": mirror_json(trained.forms.spec.mirror),
-        "frame_stack": frame_stack,
+        "frame_stack": policy.frame_stack,
         "agent": _agent(policy.agent),
         "environment": _environment(run, trained),
         "robot": robot,

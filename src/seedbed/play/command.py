@@ -116,9 +116,7 @@ def player_of(
     from seedbed.envs.device.mujoco import MujocoTask
     from seedbed.envs.device.wrappers import changing, innermost
     from seedbed.play.page import Player
-    from seedbed.policy import frame_stack_of, restore
-    from seedbed.run.deployed import Policy
-    from seedbed.spaces import policy_spec
+    from seedbed.policy import restore
 
     run = run_path(what)
     trained = restore(run, warn, newest=newest, trust=trust)
@@ -133,7 +131,5 @@ def player_of(
             "episodes"
         )
     task = dataclasses.replace(task, episode_steps=env.episode_steps)
-    spec, stack = policy_spec(trained.forms.spec), frame_stack_of(trained.env)
-    policy = Policy(trained.agent, trained.params, spec, stack)
     member = f" ({trained.member})" if trained.member else ""
-    return Player(task, policy, printable(Path(run).name) + member)
+    return Player(task, trained.deployed(warn), printable(Path(run).name) + member)
