@@ -300,8 +300,11 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(tmp_path, monkeypat
 
 def test_a_best_that_cannot_be_read_now_is_not_replaced(tmp_path, monkeypatch):
     def away(path: Path) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        if path.name == checkpoint_helper.BEST:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(path)
 
+    read = checkpoint_helper.load_json
     write(tmp_path, 1, score=9.0)
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_helper, "load_json", away)

@@ -313,21 +313,6 @@ def test_a_configuration_that_finds_no_room_leaves_nothing(run_folder, monkeypat
     assert not run_folder.exists()
 
 
-def test_a_configuration_names_no_copy_that_is_not_there(run_folder, tmp_path):
-    run = RunFolder.create(run_folder)
-    run.write_config({"scene": None})
-    with pytest.raises(SeedbedError, match="cannot be written"):
-        run.write_config({"scene": "scenes/a.xml"}, {"scenes/a.xml": tmp_path / "missing.xml"})
-    assert run.read_config() == {"scene": None}
-    run.close()
-
-
-def test_a_start_that_was_killed_while_it_copied_files_may_be_made_again(run_folder):
-    (run_folder / "scenes").mkdir(parents=True)
-    (run_folder / "scenes" / "a.xml").touch()
-    RunFolder.create(run_folder).close()
-
-
 def test_a_run_that_has_learned_does_not_begin_anew_without_its_checkpoints(run_folder):
     run = RunFolder.create(run_folder)
     assert beginning_anew(run) == ""

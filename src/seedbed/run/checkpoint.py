@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import queue
 import subprocess
 import tempfile
@@ -194,7 +195,8 @@ class CheckpointWriter:
                     self._written = max(self._written, request.step)
                 else:
                     there = "earlier checkpoints are whole. Make room there"
-                    if not self._folder.is_dir():
+                    # `Path.is_dir` raises if the disk does not answer.
+                    if "FileNotFoundError" in reason and not os.path.isdir(self._folder):  # noqa: PTH112
                         there = "the folder is gone. Bring it back"
                     self._error = (
                         f"the checkpoint of step {request.step} could not be written to "

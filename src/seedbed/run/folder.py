@@ -108,7 +108,7 @@ class RunFolder:
             # Others must not be able to write what a later start would import: run/trust.py.
             path.mkdir(0o755, parents=True, exist_ok=True)
             # What a start leaves that was killed before it had written the configuration.
-            own = (LOCK, SAVING, TERMS, LISTEN, SCENES, unfinished(Path(CONFIG)).name)
+            own = (LOCK, SAVING, TERMS, LISTEN, unfinished(Path(CONFIG)).name)
             content = [each.name for each in path.iterdir() if each.name not in own]
             prepared = (path / LISTEN).is_dir()
         except OSError as error:
@@ -294,9 +294,9 @@ class RunFolder:
         with the folder locked, from one thread at a time.
         """
         try:
+            write_json(self.path / CONFIG, config)
             for place, file in (files or {}).items():
                 copy_once(file, self.path / place)
-            write_json(self.path / CONFIG, config)
         except OSError as error:
             raise _unusable(self.path, error) from error
 

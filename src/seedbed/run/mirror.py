@@ -162,10 +162,10 @@ class Bucket:
 
     def _set_aside(self) -> None:
         """Copies the folder, but for a replay, if the bucket has never had one of its checkpoints."""
-        here = filter(is_checkpoint, self._local())
-        if any(self._same.get(path) != self._stat(path) for path in here):
-            # Of the same name, should this fetch not come to its end.
-            aside = self._beside(f"unsent-{newest_claim(self._folder).term}")
+        here, claim = filter(is_checkpoint, self._local()), newest_claim(self._folder)
+        # Of the same name, should this fetch not come to its end.
+        aside = self._beside(f"unsent-{claim.term}-{claim.token[:8]}")
+        if aside.exists() or any(self._same.get(path) != self._stat(path) for path in here):
             copy_folder_once(self._folder, aside, ("replay", "roles"))
             self.aside = str(aside)
 

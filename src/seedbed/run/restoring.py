@@ -66,7 +66,8 @@ def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Res
     for other in damaged:
         aside = other.with_name(f"damaged-{other.name}")
         shutil.rmtree(aside, ignore_errors=True)
-        other.rename(aside)
+        with contextlib.suppress(FileNotFoundError):
+            other.rename(aside)
     return restored
 
 
@@ -145,8 +146,9 @@ def _defect(path: Path) -> str | None:
         return defect(path)
     except OSError as error:
         # The run that trains may have removed it in the meantime.
-        if not path.exists():
-            return "it is gone"
+        with contextlib.suppress(OSError):
+            if path not in path.parent.iterdir():
+                return "it is gone"
         raise TemporaryError(
             f"{printable(path)} cannot be read ({error.strerror or error}): try again when it can, or move "
             "it away to go on from the one before"
