@@ -82,9 +82,8 @@ class Bucket:
         # Whether the last pass has sent no checkpoint, as all waited for their replays.
         self._waited = False
         self._late = 0  # passes in a row after which the newest was not there with its replay
-        self.aside = (
-            ""  # where `fetch` has copied the folder, of which the bucket lacked checkpoints
-        )
+        # Where `fetch` has copied the folder, of which the bucket lacked checkpoints; "" if it has not.
+        self.aside = ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
             self._same, self._versions = dict(state["same"]), dict(state["versions"])
