@@ -29,10 +29,14 @@ TASKS = {
     "t1/joystick/ppo": "T1JoystickFlatTerrain-v1",
     "g1/joystick/ppo": "G1JoystickFlatTerrain-v1",
     "h1/joystick/ppo": "H1JoystickGaitTracking-v1",
+    "g1/rough/ppo": "G1JoystickRoughTerrain-v1",
+    "apollo/joystick/ppo": "ApolloJoystickFlatTerrain-v1",
     "berkeley/joystick/ppo": "BerkeleyHumanoidJoystickFlatTerrain-v1",
     "op3/joystick/ppo": "Op3Joystick-v1",
 }
-"""EnvPool's tasks, by what is trained; other humanoids have no preset, but settings of their kind."""
+"""EnvPool's tasks, by what is trained."""
+VELOCITY = {"ApolloJoystickFlatTerrain-v1": 6}
+"""Where a task's privileged part has the velocity, behind the state; others have it from 9 on."""
 LARGEST_PUSH = 1.0  # m/s; the trunk's speed changes by a third of it
 REMARK = (
     f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on its "
@@ -43,8 +47,6 @@ REMARK = (
     "curve is of the return in training, with the preset's weights. Wall-clock counts from the start of the "
     "command but for imports."
 )
-FINER = ("t1/joystick/ppo", "g1/joystick/ppo", "berkeley/joystick/ppo")
-"""Those with three iterations of the solver for each step of 2 ms; the others have one for each of 4 ms."""
 PUSHED = (
     " Pushes come every one to three seconds, with up to "
     f"{LARGEST_PUSH:g} m/s times the mass over pi, in MuJoCo's C code from the same file, with a solver that "
@@ -97,7 +99,8 @@ def in_envpool(run: str, task: str) -> Found:
         observation, _, terminated, _, info = envs.step(np.asarray(action, np.float64))
         if whole:
             known = observation["privileged_state"][:, observation["state"].shape[1] :]
-            off = np.hstack([command[:, :2] - known[:, 9:11], command[:, 2:] - known[:, 2:3]])
+            velocity = known[:, VELOCITY.get(task, 9) :][:, :2]
+            off = np.hstack([command[:, :2] - velocity, command[:, 2:] - known[:, 2:3]])
         else:
             off = told_by_rewards(info, usual)
         errors.append(np.where(upright[:, None], off, np.nan))
@@ -108,6 +111,16 @@ def in_envpool(run: str, task: str) -> Found:
 def task_of(name: str) -> str:
     """Returns our name of one of EnvPool's tasks."""
     return next(preset.removesuffix("/ppo") for preset, task in TASKS.items() if task == name)
+
+
+def remark(preset: str) -> str:
+    """Returns how a preset's policies are judged."""
+    from seedbed.config.resolve import resolve_env
+
+    task: Any = resolve_env(task_of(TASKS[preset]))
+    count = task.solver_iterations
+    iterations = f"{count} iteration{'s' if count > 1 else ''}"
+    return REMARK.format(iterations, f"{1000 * task.dt / task.frame_skip:g}")
 
 
 def told_by_rewards(info: dict[str, np.ndarray], task: Any) -> np.ndarray:
@@ -289,8 +302,7 @@ def main() -> None:
             f"| median |{blank} {statistics.median(seconds):.0f} s | | |",
             f"| worst |{blank} {max(seconds):.0f} s | | |",
         ]
-        solver = ("three iterations", 2) if args.preset in FINER else ("one iteration", 4)
-        page = learning.Page(table, REMARK.format(*solver) + said, commands, args.commit)
+        page = learning.Page(table, remark(args.preset) + said, commands, args.commit)
         curves = {each: lines for each, (lines, _) in runs.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
     print("\n".join(table))

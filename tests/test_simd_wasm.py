@@ -16,6 +16,7 @@ from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.wasm.linking import link
 from seedbed.simd.wasm.module import PROCESSOR
+from seedbed.simd.wasm.pieces import in_pieces
 from wasm_host import Module, unpack, wasm_vectorize
 
 needs_fma = pytest.mark.skipif(
@@ -98,6 +99,29 @@ def test_programs_composed_at_random(seed):
         return fuzz.Composer(tape).program(x, n, jnp.int32(4))
 
     assert_same_bits(wasm_vectorize(program)(x, n), vectorize(program)(x, n))
+
+
+@needs_fma
+@pytest.mark.parametrize("function", [*PROGRAMS, "composed"])
+def test_pieces_have_the_bits_of_the_whole(function, monkeypatch):
+    """Every few lines become a function of their own, in loops and branches, too."""
+    passed = []
+
+    def cut(module, functions):
+        text, size = in_pieces(module, functions, most=3)
+        passed.append(size)
+        return text, size
+
+    monkeypatch.setattr("seedbed.simd.wasm.module.in_pieces", cut)
+    x, n = batch(11)
+    if function == "composed":
+        tape = np.random.default_rng(0).bytes(300)
+
+        def function(x, n):
+            return fuzz.Composer(tape).program(x.astype(jnp.int32), n, jnp.int32(4))
+
+    assert_same_bits(wasm_vectorize(function)(x, n), vectorize(function)(x, n))
+    assert min(passed) > 0
 
 
 def test_keys_cross():

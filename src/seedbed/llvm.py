@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -206,16 +206,20 @@ def compile_assembly(text: str, target: Target) -> str:
         return machine.emit_assembly(module)
 
 
-def compile_foreign(text: str, target: Target) -> bytes:
+def compile_foreign(
+    text: str, target: Target, rewritten: Callable[[llvm.ModuleRef], str] = str
+) -> bytes:
     """Compiles the module `text`, which names no target, to an object file for another machine.
 
-    Any thread may call this.
+    `rewritten` returns the IR that is compiled, of an optimised module. Any thread may call this.
 
     Raises:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.
     """
     with _LOCK:
         machine, module = _optimized(text, target)
+        module = llvm.parse_assembly(rewritten(module))
+        module.verify()
         return machine.emit_object(module)
 
 

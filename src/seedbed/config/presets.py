@@ -46,9 +46,11 @@ from seedbed.config.recipes import (
     atari_vmpo,
 )
 from seedbed.config.robot_presets import (
+    apollo_joystick_ppo,
     berkeley_joystick_ppo,
     g1_joystick_ppo,
     g1_motion_ppo,
+    g1_rough_ppo,
     go1_footstand_ppo,
     go1_getup_ppo,
     go1_handstand_ppo,
@@ -239,6 +241,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "go1/footstand/ppo": go1_footstand_ppo,
     "g1/motion/ppo": g1_motion_ppo,
     "g1/joystick/ppo": g1_joystick_ppo,
+    "g1/rough/ppo": g1_rough_ppo,
+    "apollo/joystick/ppo": apollo_joystick_ppo,
     "berkeley/joystick/ppo": berkeley_joystick_ppo,
     "op3/joystick/ppo": op3_joystick_ppo,
     "h1/joystick/ppo": h1_joystick_ppo,

@@ -116,6 +116,26 @@ def g1_joystick_ppo() -> TrainConfig:
     return biped_ppo(env, steps=80_000_000, **_HALF_ACTIONS)
 
 
+def g1_rough_ppo() -> TrainConfig:
+    """Unitree's G1 follows a joystick over tiles and stairs on our own physics with PPO."""
+    from seedbed.envs.device.robots.g1 import G1Scales
+    from seedbed.envs.device.robots.rough import G1Rough
+
+    env = G1Rough(scales=G1Scales(**_GAIT), tracking_sigma=0.5, push_speed=2.5)
+    return biped_ppo(env, steps=60_000_000, **_HALF_ACTIONS)
+
+
+def apollo_joystick_ppo() -> TrainConfig:
+    """Apptronik's Apollo, a humanoid, follows a joystick on our own physics with PPO (Playground's task)."""
+    from seedbed.envs.device.robots.apollo import ApolloJoystick, ApolloScales
+
+    # The more noise, the sooner it stood: with half of this, not within ten million steps.
+    scales = ApolloScales(tracking=8.0, feet_phase=16.0)
+    env = ApolloJoystick(scales=scales, tracking_sigma=0.5, push_speed=2.5)
+    options = _HALF_ACTIONS | {"initial_scale": 1.8, "least_scale": 0.5}
+    return biped_ppo(env, steps=80_000_000, **options)
+
+
 def berkeley_joystick_ppo() -> TrainConfig:
     """Berkeley Humanoid follows a joystick on our own physics with PPO (MuJoCo Playground's task)."""
     from seedbed.envs.device.robots.berkeley import BerkeleyJoystick, BerkeleyScales

@@ -26,13 +26,15 @@ define internal float @{name}(float %a, float %b) alwaysinline #0 {{
 ARITHMETIC = """
 declare float @llvm.fabs.f32(float)
 define internal float @flushed(float %x) alwaysinline #0 {
-  %size = call float @llvm.fabs.f32(float %x)
-  %denormal = fcmp olt float %size, 0x3810000000000000
-  %zero = fmul float %x, 0.0
-  %result = select i1 %denormal, float %zero, float %x
+  %bits = bitcast float %x to i32
+  %exponent = and i32 %bits, 2139095040
+  %denormal = icmp eq i32 %exponent, 0
+  %zero = and i32 %bits, -2147483648
+  %chosen = select i1 %denormal, i32 %zero, i32 %bits
+  %result = bitcast i32 %chosen to float
   ret float %result
 }
-define internal double @beside(double %p, double %z, double %sum) noinline #0 {
+define internal double @beside(double %p, double %z, double %sum) alwaysinline #0 {
 entry:
   %added = fsub double %sum, %p
   %kept = fsub double %sum, %added

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -12,6 +13,7 @@ from seedbed.llvm import Target, compile_foreign
 from seedbed.simd.ir.program import Program
 from seedbed.simd.wasm.kernel import module_ir
 from seedbed.simd.wasm.linking import link
+from seedbed.simd.wasm.pieces import in_pieces
 
 PROCESSOR = Target(
     "wasm32-unknown-unknown", cpu="generic", features="+bulk-memory,+nontrapping-fptoint,+sign-ext"
@@ -27,11 +29,16 @@ def compile_module(programs: Mapping[str, Program]) -> bytes:
     thread may call this. Raises Unsupported as `module_ir` does.
     """
     text, stack = module_ir(programs)
-    key = (
-        f"wasm\nllvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}, {PROCESSOR}\n{text}"
-    )
+    key = f"wasm in pieces\nllvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}, {PROCESSOR}\n{text}"
     code = cache.load(key)
     if code is None:
-        code = compile_foreign(text, PROCESSOR)
+        passed = 0
+
+        def cut(module: Any) -> str:
+            nonlocal passed
+            whole, passed = in_pieces(module, programs)
+            return whole
+
+        code = link(compile_foreign(text, PROCESSOR, cut), [*programs], stack + passed + _SPARE)
         cache.save(key, code)
-    return link(code, [*programs], stack + _SPARE)
+    return code
