@@ -36,7 +36,7 @@ TASKS = {
 }
 """EnvPool's tasks, by what is trained."""
 VELOCITY = {"ApolloJoystickFlatTerrain-v1": 6}
-"""Where a task's privileged part has the velocity, behind the state; others have it from 9 on."""
+"""The place of the velocity in a task's privileged part, behind the state; in others it is 9."""
 LARGEST_PUSH = 1.0  # m/s; the trunk's speed changes by a third of it
 REMARK = (
     f"A policy drives {ROBOTS} robots for {STEPS // 50} s with the newest checkpoint, without noise on its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import itertools
 import json
@@ -16,6 +17,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
@@ -110,8 +112,9 @@ def test_steps_are_bit_for_bit_those_of_the_kernels(trained):
         assert_same_bits(ours("step", state, action, pull), jax.tree.leaves(moved))
         state = moved
     for _ in range(40):
-        state = kernels(env.pulled, state, 0 * action, 0 * pull)
-    look = dict(zip(game.layout["look"], ours("look", state, action, 0 * pull), strict=False))
+        before, state = state, kernels(env.pulled, state, 0 * action, 0 * pull)
+    seen = ours("look", state, before, 0 * action, 0 * pull)
+    look = dict(zip(game.layout["look"], seen, strict=False))
     np.testing.assert_allclose(look["position"][0, :2], state.inner.qpos[:2], atol=1e-6)
     # The way of the force goes through the contact, below the capsule, where the ground carries it.
     assert look["force"][1, 2] == pytest.approx(2 * 9.81, rel=0.05)
@@ -139,6 +142,41 @@ def test_a_walking_robot_steps_bit_for_bit_as_the_kernels(tmp_path):
         if moved.timestep.terminated:
             falls, state = falls + 1, reset(jax.random.key(count)[None])
     assert falls
+
+
+def test_a_look_has_the_forces_of_what_the_actuators_were_told():
+    """What they are told depends on the command, which is another one in the state after the step."""
+
+    class Obeying(Puck):
+        def control(self, kept, action):
+            return action + kept.now[: action.size]
+
+    env = Obeying()
+    model, command = env.physics_model(), np.float32([0.5, -0.25, 0.75, 0.6])
+
+    def forces(key, action):
+        before = env.commanded(env.reset(key), command)
+        state = env.step(before, action)
+        now, _ = env.look(state, before, action, jnp.zeros((model.nbody, 6)))
+        reached = physics.init(model, state.inner.qpos, state.inner.qvel)
+        told = physics.forward(model, reached, ctrl=action + command[: action.size])
+        other = env.control(state.inner.kept, action) - action
+        return now.actuator_force, told.actuator_force, other
+
+    action = np.full((1, model.nu), 0.1, np.float32)
+    seen, told, other = simd.vectorize(forces)(jax.random.key(0)[None], action)
+    assert np.abs(np.asarray(other) - command[None, : model.nu]).max() > 0.1
+    np.testing.assert_allclose(seen, told, rtol=1e-5, atol=1e-6)
+
+
+def test_the_task_does_not_push_what_a_person_pushes(tmp_path):
+    robot, run = tmp_path / "go1.xml", tmp_path / "run"
+    robot.write_text(quadruped.xml(names=quadruped.GO1))
+    env = Go1Joystick(xml_file=str(robot), push_speed=1.0)
+    write_run(run, TrainConfig(env, Ppo(hidden_sizes=(4,)), FusedConfig(), "go1/ppo"))
+    assert command.player_of(str(run), trust=True).env == dataclasses.replace(
+        env, push_speed=0.0, episode_steps=1000
+    )
 
 
 def test_other_parameters_of_a_policy_take_the_places_of_the_first(trained):

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -206,12 +206,10 @@ def compile_assembly(text: str, target: Target) -> str:
         return machine.emit_assembly(module)
 
 
-def compile_foreign(
-    text: str, target: Target, rewritten: Callable[[llvm.ModuleRef], str] = str
-) -> bytes:
+def compile_foreign(text: str, target: Target, rewritten: Callable[[Any], str] = str) -> bytes:
     """Compiles the module `text`, which names no target, to an object file for another machine.
 
-    `rewritten` returns the IR that is compiled, of an optimised module. Any thread may call this.
+    `rewritten` returns the IR to compile, of the optimised module; it compiles nothing. Any thread may call.
 
     Raises:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.

@@ -132,7 +132,7 @@ def apollo_joystick_ppo() -> TrainConfig:
     # The more noise, the sooner it stood: with half of this, not within ten million steps.
     scales = ApolloScales(tracking=8.0, feet_phase=16.0)
     env = ApolloJoystick(scales=scales, tracking_sigma=0.5, push_speed=2.5)
-    options = _HALF_ACTIONS | {"initial_scale": 1.8, "least_scale": 0.5}
+    options: dict[str, Any] = _HALF_ACTIONS | {"initial_scale": 1.8, "least_scale": 0.5}
     return biped_ppo(env, steps=80_000_000, **options)
 
 

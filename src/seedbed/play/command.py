@@ -130,6 +130,8 @@ def player_of(
             f"wrappers that may change what its policy sees, and not {what}; seedbed report shows its "
             "episodes"
         )
-    task = dataclasses.replace(task, episode_steps=env.episode_steps)
+    # Who plays pushes; the task's own pushes would come unseen.
+    pushes: dict[str, Any] = {"push_speed": 0.0} if hasattr(task, "push_speed") else {}
+    task = dataclasses.replace(task, episode_steps=env.episode_steps, **pushes)
     member = f" ({trained.member})" if trained.member else ""
     return Player(task, trained.deployed(warn), printable(Path(run).name) + member)

@@ -72,13 +72,13 @@ def played(env: MujocoTask, policy: Policy | None, bodies: Sequence[int], follow
     model = env.physics_model()
     pull = jax.ShapeDtypeStruct((model.nbody, 6), jnp.float32)
 
-    def look(state: EnvState, action: Array, pull: Array) -> Look:
-        return _look(env, (state, action, pull), bodies, followed)
+    def look(state: EnvState, before: EnvState, action: Array, pull: Array) -> Look:
+        return _look(env, (state, before, action, pull), bodies, followed)
 
     parts = {
         "reset": _part("reset", env.reset, [key]),
         "step": _part("step", env.pulled, [state, action, pull]),
-        "look": _part("look", look, [state, action, pull]),
+        "look": _part("look", look, [state, state, action, pull]),
     }
     if env.commands:
         command = jax.ShapeDtypeStruct((len(env.commands),), jnp.float32)
@@ -87,7 +87,7 @@ def played(env: MujocoTask, policy: Policy | None, bodies: Sequence[int], follow
     if policy is not None:
         memory = initial_memory(policy, 1)
         parts["act"] = _act(policy, memory, state)
-    seen = jax.eval_shape(look, state, action, pull)
+    seen = jax.eval_shape(look, state, state, action, pull)
     return Played(parts, _layout(env, state, seen), words(memory))
 
 
@@ -139,7 +139,10 @@ def _act(policy: Policy, memory: Tree, state: EnvState) -> Part:
 
 
 def _look(
-    env: MujocoTask, given: tuple[EnvState, Array, Array], bodies: Sequence[int], followed: int
+    env: MujocoTask,
+    given: tuple[EnvState, EnvState, Array, Array],
+    bodies: Sequence[int],
+    followed: int,
 ) -> Look:
     model, (now, applied) = env.physics_model(), env.look(*given)
     roots = np.asarray(model.body_rootid)

@@ -254,8 +254,7 @@ class MujocoTask(abc.ABC):
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Applies the action for `frame_skip` simulation steps.
 
-        If the simulation diverges, the episode terminates; the reward, the metrics and the observation
-        are then 0.
+        If the simulation diverges, the episode terminates; reward, metrics and observation are then 0.
         """
         return self.pulled(state, action, None)
 
@@ -287,16 +286,17 @@ class MujocoTask(abc.ABC):
             unless_diverged(verdict.metrics | {"solver_error": error}),
         )
 
-    def look(self, state: EnvState, action: Array, pull: Array) -> tuple[physics.Data, Array]:
+    def look(
+        self, state: EnvState, before: EnvState, action: Array, pull: Array
+    ) -> tuple[physics.Data, Array]:
         """Returns what mjData holds in a state, as mj_forward computes it, and what acts on the bodies.
 
-        `action` and `pull` are those of `pulled`. What acts is `xfrc_applied` [nbody, 6], in N and N m.
+        `action` and `pull` are those of the step from `before` to `state`, in which the actuators were told
+        what they are told here. What acts is `xfrc_applied` [nbody, 6], in N and N m.
         """
-        before = state.inner
-        acting = self._acting(before, action, pull)
-        given = {"ctrl": self.control(before.kept, action)} | acting
-        now = physics.forward(self.physics_model(), self._simulated(before), **given)
-        return now, acting["xfrc_applied"]
+        now, acting = self._simulated(state.inner), self._acting(state.inner, action, pull)
+        given = {"ctrl": self.control(before.inner.kept, action)} | acting
+        return physics.forward(self.physics_model(), now, **given), acting["xfrc_applied"]
 
     def _acting(self, before: TaskState, action: Array, pull: Array | None) -> dict[str, Array]:
         """Returns what acts besides the control in a step, as arguments of `physics.step`."""

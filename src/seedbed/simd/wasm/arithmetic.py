@@ -24,7 +24,6 @@ define internal float @{name}(float %a, float %b) alwaysinline #0 {{
 # more, to a float, differs from rounding once only if the sum lies just between two floats: then the lost
 # part of the sum decides, and the double next to it on that side (Boldo and Melquiond, 2008).
 ARITHMETIC = """
-declare float @llvm.fabs.f32(float)
 define internal float @flushed(float %x) alwaysinline #0 {
   %bits = bitcast float %x to i32
   %exponent = and i32 %bits, 2139095040

@@ -66,6 +66,5 @@ def module_ir(programs: Mapping[str, Program]) -> tuple[str, int]:
             "ret void",
             "}",
         ]
-    declared.pop("llvm.fabs.f32", None)  # ARITHMETIC has it
     head = [*(declared[name] for name in sorted(declared)), ARITHMETIC, REMAINDER, _ATTRIBUTES]
     return "\n".join([*head, *lines, ""]), stack

@@ -13,13 +13,14 @@ from seedbed.llvm import Target, compile_foreign
 from seedbed.simd.ir.program import Program
 from seedbed.simd.wasm.kernel import module_ir
 from seedbed.simd.wasm.linking import link
-from seedbed.simd.wasm.pieces import in_pieces
+from seedbed.simd.wasm.pieces import MOST, in_pieces
 
 PROCESSOR = Target(
     "wasm32-unknown-unknown", cpu="generic", features="+bulk-memory,+nontrapping-fptoint,+sign-ext"
 )
 """WebAssembly as browsers have had it since 2021, without vectors: a page runs one example."""
 _SPARE = 4096  # bytes of stack
+_EDITION = 1  # to be raised with each change of what `pieces` and `linking` make of the same text
 
 
 def compile_module(programs: Mapping[str, Program]) -> bytes:
@@ -29,7 +30,10 @@ def compile_module(programs: Mapping[str, Program]) -> bytes:
     thread may call this. Raises Unsupported as `module_ir` does.
     """
     text, stack = module_ir(programs)
-    key = f"wasm in pieces\nllvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}, {PROCESSOR}\n{text}"
+    key = (
+        f"wasm module {_EDITION}, {MOST}, {_SPARE}\n"
+        f"llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}, {PROCESSOR}\n{text}"
+    )
     code = cache.load(key)
     if code is None:
         passed = 0

@@ -46,6 +46,7 @@ export class Machine {
     }
     this.state = new Uint32Array(this.size);
     this.numbers = new Float32Array(this.state.buffer);
+    this.before = new Uint32Array(this.size); // the state in which the last action was taken
     this.action = new Uint32Array(parts.step.reads - this.size - 6 * nbody);
     this.memory = this.first.slice();
     this.seen = new Float32Array(exports.memory.buffer, this.at.look.writes, parts.look.writes);
@@ -77,6 +78,7 @@ export class Machine {
   // Opens an episode. The key is that of jax.random.key(seed).
   reset(seed) {
     this.state.set(this.run("reset", [0, seed >>> 0]));
+    this.before.set(this.state);
     this.memory.set(this.first);
     this.action.fill(0);
   }
@@ -92,6 +94,7 @@ export class Machine {
     } else {
       this.action.set(bits(controls));
     }
+    this.before.set(this.state);
     this.state.set(this.run("step", this.state, this.action, bits(pull)));
     const spent = performance.now() - before;
     // The first steps are slow: the browser still compiles.
@@ -100,7 +103,7 @@ export class Machine {
 
   // Returns the numbers of `programs.Look` for the present state, while `pull` acts on the bodies.
   look(pull) {
-    this.run("look", this.state, this.action, bits(pull));
+    this.run("look", this.state, this.before, this.action, bits(pull));
     return this.seen;
   }
 

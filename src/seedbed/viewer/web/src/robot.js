@@ -118,6 +118,7 @@ export class Robot {
     this.pull.fill(0);
     const { body } = this.grab ?? {};
     if (this.grab) {
+      this.follow();
       const at = this.vector("centre", body, this.now);
       const held = this.held(this.now);
       const mass = this.described.masses[body];
@@ -142,17 +143,30 @@ export class Robot {
   // Takes hold of the body under the cursor, if there is one; returns whether there is.
   take(event) {
     const hit = this.stage?.hit(event);
-    if (!hit) return false;
+    if (!hit || !this.moves(hit.index)) return false;
     const index = hit.index;
     const [position, quaternion] = [new Vector3(), new Quaternion()];
     this.pose(index, position, quaternion);
     const place = hit.point.clone().sub(position).applyQuaternion(quaternion.invert());
     this.grab = { index, body: this.described.scene.bodies[index], place, cursor: hit.point.clone() };
+    this.drag(event);
     return true;
   }
 
-  drag(event) {
-    if (this.grab) this.stage.along(event, this.grab.cursor);
+  drag({ clientX, clientY }) {
+    if (!this.grab) return;
+    this.grab.resting = { clientX, clientY };
+    this.follow();
+  }
+
+  // Puts the end of a drag under the pointer, for the camera moves while that rests.
+  follow() {
+    this.stage.along(this.grab.resting, this.grab.cursor);
+  }
+
+  // Returns whether forces move a drawn body; others stand, or are put where they are.
+  moves(index) {
+    return this.described.masses[this.described.scene.bodies[index]] > 0;
   }
 
   // Returns where the held point is.
@@ -177,8 +191,10 @@ export class Robot {
     const [place, turn] = [new Vector3(), new Quaternion()];
     this.poseIn(this.before, index, position, quaternion);
     this.poseIn(this.now, index, place, turn);
-    position.lerp(place, this.part);
-    quaternion.slerp(turn, this.part);
+    // What is put somewhere does not come from where it was.
+    const part = this.moves(index) ? this.part : 1;
+    position.lerp(place, part);
+    quaternion.slerp(turn, part);
   }
 
   target(out) {
@@ -211,11 +227,12 @@ export class Robot {
     const weight = this.mass * 9.81;
     this.forces.forEach((arrow, body) => {
       const force = this.vector("force", body, this.now);
-      const seen = shown && body > 0 && force.length() > SEEN_FORCE * weight;
+      const seen = shown && this.described.masses[body] > 0 && force.length() > SEEN_FORCE * weight;
       arrow.point(this.ground(body, force), seen ? force.multiplyScalar((ARROW * scene.radius) / weight) : none);
     });
     this.pulled.visible = false;
     if (this.grab) {
+      this.follow();
       const from = this.held(this.now);
       this.pulled.point(from, this.grab.cursor.clone().sub(from));
     }
@@ -230,11 +247,15 @@ export class Robot {
     return front.multiplyScalar(forward).addScaledVector(side, left).multiplyScalar(ARROW * this.described.scene.radius);
   }
 
-  // Returns where the line of a body's contact force meets the ground, or, level with it, the point given.
+  // Returns where the line of a body's contact force meets the ground; if that is far from the body, or there are
+  // things to stand on, the point given.
   ground(body, force) {
     const point = this.vector("point", body, this.now);
     const { level } = this.stage;
-    if (level === undefined || Math.abs(force.z) < 0.2 * force.length()) return point;
-    return point.addScaledVector(force, (level - point.z) / force.z);
+    const { scene } = this.described;
+    const more = scene.bodies.some((each, index) => each > 0 && !this.moves(index));
+    if (more || level === undefined || Math.abs(force.z) < 0.2 * force.length()) return point;
+    const below = point.clone().addScaledVector(force, (level - point.z) / force.z);
+    return below.distanceTo(this.vector("centre", body, this.now)) < 0.5 * scene.radius ? below : point;
   }
 }

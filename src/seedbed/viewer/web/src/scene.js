@@ -129,7 +129,9 @@ export class Stage {
     this.texture ??= makeTexture(this.lean ? 1 : this.renderer.capabilities.getMaxAnisotropy());
     const side = TILES * this.tile;
     this.texture.repeat.set(TILES / 2, TILES / 2);
-    const material = this.material({ map: this.texture }, 0.9);
+    // Tops of tiles that lie in the plane are before it.
+    const behind = { polygonOffset: true, polygonOffsetFactor: 1, polygonOffsetUnits: 1 };
+    const material = this.material({ map: this.texture, ...behind }, 0.9);
     const mesh = new Mesh(new PlaneGeometry(side, side), material);
     mesh.receiveShadow = true;
     return mesh;
