@@ -248,14 +248,16 @@ export class Robot {
   }
 
   // Returns where the line of a body's contact force meets the ground; if that is far from the body, or there are
-  // things to stand on, the point given.
+  // things to stand on, where it is next to the body's centre.
   ground(body, force) {
     const point = this.vector("point", body, this.now);
+    const centre = this.vector("centre", body, this.now);
+    point.addScaledVector(force, centre.clone().sub(point).dot(force) / Math.max(force.lengthSq(), 1e-9));
     const { level } = this.stage;
     const { scene } = this.described;
     const more = scene.bodies.some((each, index) => each > 0 && !this.moves(index));
     if (more || level === undefined || Math.abs(force.z) < 0.2 * force.length()) return point;
     const below = point.clone().addScaledVector(force, (level - point.z) / force.z);
-    return below.distanceTo(this.vector("centre", body, this.now)) < 0.5 * scene.radius ? below : point;
+    return below.distanceTo(centre) < 0.5 * scene.radius ? below : point;
   }
 }
